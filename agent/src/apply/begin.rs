@@ -1,7 +1,7 @@
-//! From a request to an operation on record, which is then carried out.
+//! From a request to a recorded operation, which is then executed.
 //!
-//! The journal has the whole intent before the first driver call. Whoever asked may go away: what
-//! is recorded is carried out.
+//! The journal has the whole intent before the first driver call. What is recorded is executed, even if the caller
+//! disconnects.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -22,33 +22,33 @@ use crate::{
     overrides::{self, Lasting},
 };
 
-/// What somebody wants carried out.
+/// A requested change.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Order {
     /// Kind of the operation: `mig.apply`.
     pub(crate) kind: String,
-    /// Which GPUs, and what they shall hold.
+    /// The GPUs and their desired layouts.
     pub(crate) request: PlanRequest,
     /// Why.
     pub(crate) reason: Option<String>,
-    /// How long it may wait in the queue; `None` refuses what cannot begin at once.
+    /// How long it may wait in the queue; `None`: it is refused unless it can begin at once.
     pub(crate) wait: Option<Duration>,
-    /// Whether it leaves overrides alone.
+    /// Whether it leaves overrides unchanged.
     #[serde(default)]
     pub(crate) once: bool,
     /// When the override ends by itself.
     #[serde(default)]
     pub(crate) expires_at: Option<Timestamp>,
-    /// Generation of what is wanted, by whoever asks; another one is refused.
+    /// The generation of the desired state that the caller has seen; the request is refused if it has changed.
     #[serde(skip)]
     pub(crate) expected: Option<u64>,
-    /// Under which its answer is kept.
+    /// The idempotency key of the request.
     #[serde(skip)]
     pub(crate) key: Option<Key>,
 }
 
 impl Order {
-    /// Without a reason, and not to be waited for.
+    /// Creates an order without a reason and without waiting.
     pub(crate) fn new(kind: &str, request: PlanRequest) -> Self {
         Self {
             kind: kind.to_owned(),
@@ -62,7 +62,7 @@ impl Order {
         }
     }
 
-    /// What it makes of the override of each GPU, in the order of the plans.
+    /// Returns what becomes of the override of each GPU, in the order of the plans.
     fn lasting(&self, config: &Config, gpus: &[Gpu], plans: &[GpuPlan]) -> Vec<Option<Lasting>> {
         if self.once {
             return plans.iter().map(|_| None).collect();
@@ -71,11 +71,11 @@ impl Order {
     }
 }
 
-/// Begins to carry out an order, or finds the operation that was begun for the same request. Once it
-/// is called it goes through, whether or not anybody waits for it.
+/// Begins an order, or finds the operation that was begun for the same request. Once called, it completes even if no
+/// caller waits for it.
 ///
 /// # Errors
-/// When it is refused; then nothing was touched.
+/// When it is refused; then nothing was changed.
 pub(crate) async fn begin(engine: &Engine, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
     let (shared, caller) = (Arc::clone(engine), caller.clone());
     let beginning = engine.tasks.spawn(async move {
@@ -101,7 +101,8 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     let (meant, needs) = planned.map_err(|error| engine.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::expiry_has_an_object(order.expires_at, &order.lasting(&config, &gpus, &meant))?;
     let by = caller.actor(engine.users.user(caller.peer.uid).await);
-    // An operation that waits goes behind those that wait already. One that does not begins at once or is refused.
+    // An operation with `wait` queues behind those that wait already. Without it, the operation begins at once or is
+    // refused.
     let ahead = order.wait.and_then(|_| engine.lanes.ahead_of_newcomer(&needs));
     let first = ahead.map_or(Ok(()), |ahead| Err(queue::behind(engine, &ahead)));
     let free = first.and_then(|()| not_resetting(&engine.outside));
@@ -137,7 +138,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     Ok(operation)
 }
 
-/// Why nothing at all is begun now.
+/// Returns an error while no operation may begin at all.
 fn refuse_now(engine: &Engine) -> Result<(), ApiError> {
     engine.operations.not_stopping(&engine.stopping)?;
     match engine.read_only.clone().or_else(|| engine.operations.closed()) {
@@ -146,23 +147,22 @@ fn refuse_now(engine: &Engine) -> Result<(), ApiError> {
     }
 }
 
-/// Whether a refusal may pass while somebody waits: another operation ends, an instance becomes
-/// idle.
+/// Returns whether waiting may end a refusal: another operation ends, or an instance becomes idle.
 pub(super) fn may_pass(error: &ApiError) -> bool {
     error.retryable && matches!(error.code, Code::Blocked | Code::Conflict | Code::Resetting)
 }
 
-/// An operation that can begin: it has the lanes of its GPUs, and its plans were made on readings after that.
+/// An operation that can begin: it has the lanes of its GPUs, and its plans were made from later readings.
 pub(super) struct Ready {
     pub(super) parts: Vec<Part>,
     pub(super) claim: Claim,
 }
 
 impl Ready {
-    /// Reads the GPUs that were claimed for `meant`, and plans them anew.
+    /// Reads the GPUs that were claimed for `meant`, and plans them again.
     ///
     /// # Errors
-    /// When one can't be read, or can't have its layout; the GPUs are free again.
+    /// When a GPU cannot be read, or cannot get its layout; the GPUs are then released.
     pub(super) async fn look(
         engine: &Engine,
         viewer: Viewer,
@@ -179,7 +179,7 @@ impl Ready {
         let gpus = engine.planner.gpus_with(viewer, &readings).await?;
         let config = engine.settings.config();
         let mut plans = engine.planner.planned(&gpus, &order.request).await?;
-        // Nor is anything reset along that is not claimed.
+        // GPUs that are reset together with these must be claimed too.
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));
         if more || plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
@@ -200,7 +200,7 @@ impl Ready {
     }
 }
 
-/// Why the plans as a whole can't be carried out: the refusal, or all of them where there are several.
+/// Returns why the plans cannot be executed as a whole: the only refusal, or all of them.
 pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
     let refused: Vec<&GpuPlan> = plans.iter().filter(|plan| plan.error.is_some()).collect();
     let mut errors: Vec<ApiError> = refused.iter().filter_map(|plan| plan.error.clone()).collect();
@@ -216,7 +216,7 @@ pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
     Some(if plans.len() > 1 { whole.outcome("no GPU was touched, since not every plan stands") } else { whole })
 }
 
-/// How a GPU is, as far as a rollback needs it.
+/// Returns the part of a reading that a rollback needs.
 fn bare(reading: &Reading) -> Option<Mig> {
     let mut mig = reading.mig.clone()?;
     mig.profiles = Arc::default();
@@ -228,8 +228,8 @@ fn bare(reading: &Reading) -> Option<Mig> {
     Some(mig)
 }
 
-/// What the journal keeps beside the plans: the order, for a gpushd that takes it over in the queue, and
-/// what it makes of overrides, for one that takes it over half done.
+/// What the journal has in addition to the plans: the order, for a gpushd that adopts the queued operation, and its
+/// changes to overrides, for a gpushd that recovers it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct More {
     #[serde(flatten)]
@@ -239,7 +239,7 @@ pub(super) struct More {
     pub(super) lasting: BTreeMap<String, Lasting>,
 }
 
-/// The whole of it, for the journal.
+/// Returns the whole intent, for the journal.
 pub(super) fn intent(order: &Order, parts: &[Part]) -> Intent {
     let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
     let lasting = parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?)));
@@ -257,7 +257,7 @@ fn new(order: &Order, by: Actor, parts: &[Part]) -> New {
     }
 }
 
-/// What is recorded together with the operation: the audit trail, and the answer under its key.
+/// Returns what is recorded together with the operation: the audit record, and the response under its key.
 fn also(order: &Order, by: Actor, parts: &[Part]) -> Also {
     let (action, reason, key) = (order.kind.clone(), order.reason.clone(), order.key.clone());
     let (once, expected) = (order.once, order.expected);

@@ -107,7 +107,7 @@ impl Executor {
         self.end(ongoing, parts, state, Some(error), changes).await;
     }
 
-    /// Ends an operation that is not, or need not be, rolled back.
+    /// Ends an operation without a rollback.
     pub(super) async fn finish(
         &self,
         ongoing: Arc<Ongoing>,
@@ -119,7 +119,7 @@ impl Executor {
         self.end(ongoing, parts, state, error, Vec::new()).await;
     }
 
-    /// Takes back the brackets that the journal notes, before an operation ends in `state`. Returns a sentence on each
+    /// Undoes the brackets that the journal has, before an operation ends in `state`.
     /// failure.
     pub(super) async fn close(&self, operation: OperationId, state: OperationState) -> Vec<String> {
         let failures = self.services.take_back(operation, state).await;

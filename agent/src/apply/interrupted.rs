@@ -31,14 +31,15 @@ pub(super) fn interrupted(message: &str) -> ApiError {
     ApiError::new(Code::Unavailable, message.to_owned())
 }
 
-/// Explains why an operation does not continue whose end could not be recorded: operation `by` had its GPUs since.
+/// Explains why an interrupted operation does not continue: its end could not be recorded, and operation `by` has
+/// changed its GPUs since.
 pub(super) fn outlived(id: &str, by: OperationId) -> ApiError {
     ApiError::new(Code::Internal, format!("how operation {id} ended is not on record"))
         .cause(format!("{by} was begun on its GPUs since, so nothing of it is carried on"))
         .hint(format!("`gpushctl operation show {by}` shows what came after it"))
 }
 
-/// Returns commands that ask for the same again.
+/// Returns the commands that repeat the request.
 pub(super) fn again(parts: &[Part]) -> String {
     let command = |part: &Part| {
         let layout = if part.plan.layout.is_empty() { "none".to_owned() } else { part.plan.layout.join(",") };

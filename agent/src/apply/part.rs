@@ -47,7 +47,7 @@ impl Part {
 
     /// Creates the part of a plan that was made without claiming the GPU. It can only be shown.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
-        // Everybody reads an operation, but the plan was made for its caller's eyes.
+        // Every user can read an operation, but its plan was made for the caller only.
         let steps = plan.steps.into_iter().filter(|step| !matches!(step, Step::Instance(_))).collect();
         let plan = GpuPlan { refusal: None, error: None, steps, keeps: Vec::new(), ..plan };
         Self { position, plan, before: None, found: None, outcome: Vec::new(), lasting: None, reset: None }
@@ -59,7 +59,7 @@ impl Part {
         Self { position, plan, before, found: None, outcome: outcome(intent), lasting: None, reset: None }
     }
 
-    /// Creates the part of an interrupted operation: `plan` is what remains of it, planned from `reading`.
+    /// Creates the part of an interrupted operation. `plan` is what remains of it, planned from `reading`.
     pub(super) fn interrupted(
         position: usize,
         intent: &GpuIntent,

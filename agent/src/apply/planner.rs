@@ -46,7 +46,7 @@ impl Planner {
         let meant = self.planned(&gpus, request).await;
         let meant = meant.map_err(|error| self.mig.state.now().explain_absent(&request.gpus, error))?;
         if self.mig.state.maintenance().is_some() {
-            // Nothing can be read; each plan says so.
+            // The GPUs cannot be read; each plan has the error.
             return Ok(Plans { plans: meant });
         }
         not_resetting(&self.mig.outside)?;
@@ -86,7 +86,7 @@ impl Planner {
     }
 
     /// Plans a request as [`Planner::planned`] does. Also returns the lanes that an operation needs for it, each with
-    /// what the plan takes away there, whether or not it is refused because somebody uses that.
+    /// what the plan takes away there, even if the plan is refused because of a user.
     pub(super) async fn planned_with_needs(
         &self,
         gpus: &[Gpu],
@@ -113,7 +113,7 @@ impl Planner {
         request: &PlanRequest,
         plans: &[GpuPlan],
     ) -> Result<Needs, ApiError> {
-        // Of GPUs that are reset along, nothing may be granted.
+        // On GPUs that are reset along, no share may be granted.
         let all = operation::gpus(plans).into_iter();
         let mut needs: Needs = all.map(|(_, uuid)| (uuid, Need::Lane(Reserve::Gpu))).collect();
         let is_used = |plan: &GpuPlan| matches!(plan.refusal, Some(Refusal::Blocked { .. } | Refusal::Held { .. }));
@@ -124,7 +124,8 @@ impl Planner {
         }
         for plan in plans {
             let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-            // What a refused plan would take away is told by the plan that is made once nobody uses it.
+            // A refused plan does not show what it would take away. So the request is also planned as if no process
+            // used the GPU.
             let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
             needs.insert(plan.uuid.clone(), Need::Lane(mps::taken_away(&self.mps, gpu, plan)));
         }

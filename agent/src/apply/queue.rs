@@ -130,14 +130,14 @@ impl OperationQueue {
         self.wake();
     }
 
-    /// Tries an operation no more before the next interval.
+    /// Keeps an operation from being tried again before the next interval.
     fn rest(&self, id: OperationId) {
         if let Some(waiting) = self.waiting().get_mut(&id) {
             waiting.again = Instant::now() + READ;
         }
     }
 
-    /// Has the operations tried: one of them was cancelled.
+    /// Wakes the queue: an operation was cancelled.
     pub(crate) fn wake(&self) {
         self.changes.send_modify(|changes| *changes += 1);
     }
@@ -223,7 +223,7 @@ async fn attempt(engine: &Engine, one: &Waiting, gpus: &[Gpu]) -> Result<Ready, 
     if let Some(ahead) = one.place.ahead() {
         return Err(behind(engine, &ahead));
     }
-    // As last seen: only what seems possible is worth a claim and another reading.
+    // From the last readings: a claim and another reading are only worth it if the plan seems possible.
     if let Some(error) = refusal(&meant) {
         return Err(error);
     }
@@ -235,7 +235,7 @@ async fn attempt(engine: &Engine, one: &Waiting, gpus: &[Gpu]) -> Result<Ready, 
     ready
 }
 
-/// Why an operation waits that is not first on all its GPUs.
+/// Explains why an operation waits that is not first on all its GPUs.
 pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
     let index = engine.state.index_of(&ahead.gpu);
     let gpu = index.map_or_else(|| format!("GPU {}", ahead.gpu), |index| format!("GPU {index} ({})", ahead.gpu));
@@ -253,17 +253,17 @@ fn start(engine: &Engine, one: Waiting, ready: Ready) {
         let plans = parts.iter().map(|part| part.plan.clone()).collect();
         let error = match ongoing.start(claim, intent(&order, &parts), plans).await {
             Ok(()) => {
-                // It has its lanes: it waits no more.
+                // It has its lanes and waits no longer.
                 drop(place);
                 return executor.run(ongoing, &parts).await;
             }
             Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
-            // Its cancellation is recorded and is reported in a moment: nothing else ends what is queued.
+            // A queued operation conflicts only if it was cancelled, which is already recorded.
             Err(error) if error.code == Code::Conflict => match timeout(READ, ongoing.cancelled().cancelled()).await {
                 Ok(()) => ongoing.why_cancelled(),
                 Err(_) => error,
             },
-            // A disk that is full for a moment is no reason to give up what waited for hours.
+            // A disk that is full for a moment does not end an operation that waited for hours.
             Err(error) if error.retryable => {
                 tracing::warn!(op = ongoing.id(), "it cannot begin yet: {error}");
                 let since = ongoing.snapshot().created_at;

@@ -1,7 +1,7 @@
 //! Operations that an earlier gpushd left unfinished.
 //!
-//! The journal has how each GPU was and what was to become of it; the hardware shows how it is. No marks of single steps
-//! are needed ([decision 11](../../../docs/decisions/0011-recovery-from-intent.md)):
+//! The journal has the previous and the planned state of each GPU, and a reading shows the current one. So single steps
+//! need no marks ([decision 11](../../../docs/decisions/0011-recovery-from-intent.md)):
 //!
 //! ```text
 //! queued ─► queued again
@@ -85,7 +85,7 @@ impl Recovery {
                 continue;
             }
             if same_boot && left.record.kind != operation::START {
-                // Whatever becomes of it: a user asked for it, and later than the boot.
+                // Whatever its result: a user requested it after the boot.
                 changed.extend(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
             }
             let lost = match superseded.get(&left.record.id) {
@@ -103,7 +103,7 @@ impl Recovery {
         changed
     }
 
-    /// Takes back the brackets of an operation that has ended otherwise.
+    /// Undoes the brackets of an operation that has already ended.
     fn take_brackets_back(&self, id: OperationId, stage: OperationState) {
         let recovery = self.clone();
         self.executor.tasks.spawn(async move {

@@ -25,8 +25,8 @@
 //! not given while the queue holds it back. An operation without `--wait` never queues: it begins at once or is
 //! refused.
 //!
-//! Everything here is in memory. After a restart the journal says which operations had begun, and those claim their
-//! GPUs again before any request is served.
+//! All state here is in memory. After a restart, the operations that the journal has as begun claim their GPUs again
+//! before any request is served.
 //!
 //! | file | subject |
 //! |---|---|
@@ -86,7 +86,7 @@ struct Known {
     queue: Queue,
 }
 
-/// What is at work on a GPU besides an operation.
+/// The reconciler and the grants at work on a GPU.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct AtWork {
     reconciler: bool,
@@ -94,7 +94,7 @@ struct AtWork {
 }
 
 impl Lanes {
-    /// All lanes are free.
+    /// Creates the lanes, all of them free.
     pub(crate) fn new(host: state::State) -> Self {
         let (room, finished) = (watch::Sender::new(0), watch::Sender::new(0));
         Self(Arc::new(Inner { host, known: Mutex::default(), room, finished }))
@@ -145,7 +145,7 @@ impl Lanes {
         self.known().closed.clone()
     }
 
-    /// Refuses a GPU that an operation is changing: what is read of it now is soon untrue. A GPU that is only being
+    /// Refuses a GPU that an operation is changing: a reading of it would soon be out of date. A GPU that is only being
     /// planned may be read.
     ///
     /// # Errors
@@ -163,7 +163,7 @@ impl Known {
         self.at_work.get(uuid).is_none_or(|at_work| *at_work == AtWork::default())
     }
 
-    /// Changes what is at work on a GPU.
+    /// Changes the record of what is at work on a GPU.
     fn work(&mut self, uuid: &str, change: impl FnOnce(&mut AtWork)) {
         let at_work = self.at_work.entry(uuid.to_owned()).or_default();
         change(at_work);

@@ -19,19 +19,19 @@ impl Lanes {
         Place { lanes: self.clone(), ticket }
     }
 
-    /// Returns what a newcomer with these needs would have to wait for in the queue.
+    /// Returns the first entry ahead that conflicts with a new entry with these needs.
     pub(crate) fn ahead_of_newcomer(&self, needs: &Needs) -> Option<Ahead> {
         self.known().queue.ahead_of_newcomer(needs)
     }
 }
 
 impl Place {
-    /// Replaces what is needed. The place stays the same.
+    /// Replaces the needs. The place stays the same.
     pub(crate) fn set_needs(&self, needs: Needs) {
         self.lanes.known().queue.set_needs(self.ticket, needs);
     }
 
-    /// Returns what is ahead in the queue; `None` if nothing is.
+    /// Returns the entry ahead that this one waits for; `None` if it is first.
     pub(crate) fn ahead(&self) -> Option<Ahead> {
         self.lanes.known().queue.ahead_of(self.ticket)
     }

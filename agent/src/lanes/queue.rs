@@ -8,10 +8,9 @@
 //! | lane | always | if the operation's last plan takes T away, or changes the mode of the GPU |
 //! | part of target T | see left | if both need a part of T |
 //!
-//! An entry is *first* if it conflicts with no earlier entry that is first. Only entries that are first hold anything
-//! back: an operation on several GPUs that is behind another one on one of them keeps nobody from using the others.
-//! What is first holds back later entries and newcomers even while it cannot begin. So what it waits for can only
-//! become less, and it cannot be overtaken.
+//! An entry is *first* if it conflicts with no earlier entry that is first. Only first entries hold others back. So an
+//! operation that waits for one of its GPUs does not block its other GPUs. A first entry holds back later and new
+//! entries even while it cannot begin. So what it waits for can only shrink, and it cannot be overtaken.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -53,10 +52,10 @@ impl Need {
     }
 }
 
-/// What an entry needs, by UUID of the GPU.
+/// The needs of an entry, by UUID of the GPU.
 pub(crate) type Needs = BTreeMap<String, Need>;
 
-/// What waits.
+/// The kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Waiter {
     /// The operation with this id: it may wait for hours.
@@ -74,29 +73,29 @@ impl fmt::Display for Waiter {
     }
 }
 
-/// Something that waits.
+/// An entry of the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// What it is.
+    /// Its kind.
     pub(crate) waiter: Waiter,
-    /// What it needs.
+    /// Its needs.
     pub(crate) needs: Needs,
 }
 
 impl Entry {
-    /// UUID of a GPU on which both entries cannot have what they need.
+    /// Returns the UUID of a GPU on which both entries cannot have what they need.
     fn conflict(&self, needs: &Needs) -> Option<&String> {
         let both = |(uuid, need): &(&String, &Need)| needs.get(*uuid).is_some_and(|other| other.conflicts(need));
         self.needs.iter().find(both).map(|(uuid, _)| uuid)
     }
 }
 
-/// Why an entry is not first.
+/// The entry that another one waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ahead {
     /// UUID of the GPU.
     pub(crate) gpu: String,
-    /// What is ahead.
+    /// The kind of the entry ahead.
     pub(crate) waiter: Waiter,
 }
 
@@ -116,26 +115,26 @@ impl Queue {
         ticket
     }
 
-    /// Replaces what an entry needs. It keeps its position.
+    /// Replaces the needs of an entry. It keeps its position.
     pub(crate) fn set_needs(&mut self, ticket: Ticket, needs: Needs) {
         if let Some(entry) = self.entries.get_mut(&ticket) {
             entry.needs = needs;
         }
     }
 
-    /// Removes an entry. Returns whether something was behind it.
+    /// Removes an entry. Returns whether a later entry conflicted with it.
     pub(crate) fn remove(&mut self, ticket: Ticket) -> bool {
         let Some(removed) = self.entries.remove(&ticket) else { return false };
         self.entries.range(ticket..).any(|(_, later)| removed.conflict(&later.needs).is_some())
     }
 
-    /// Returns what is ahead of an entry; `None` if it is first.
+    /// Returns the entry ahead that an entry waits for; `None` if it is first.
     pub(crate) fn ahead_of(&self, ticket: Ticket) -> Option<Ahead> {
         let entry = self.entries.get(&ticket)?;
         Self::conflict(self.first_before(Some(ticket)).into_iter(), &entry.needs)
     }
 
-    /// Returns what is ahead of a newcomer with these needs; `None` if it would be first.
+    /// Returns the entry ahead of a new entry with these needs; `None` if it would be first.
     pub(crate) fn ahead_of_newcomer(&self, needs: &Needs) -> Option<Ahead> {
         Self::conflict(self.first_before(None).into_iter(), needs)
     }

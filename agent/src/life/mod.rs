@@ -7,9 +7,8 @@
 //!                               nothing new begins ─► operations end ─► connections end ─► gone
 //! ```
 //!
-//! Ready means serving, not having a driver: without one the agent stays up and says what is
-//! wrong. The hardware is first read while the agent is already answering. A second SIGTERM ends
-//! it at once, whatever it is doing.
+//! READY means that the API is served, not that there is a driver: without one, gpushd stays up and reports the error.
+//! The hardware is first read while requests are already answered. A second SIGTERM ends gpushd at once.
 //!
 //! | file | subject |
 //! |---|---|
@@ -71,7 +70,7 @@ use crate::{
     timeslice, watchdog,
 };
 
-/// Stands for the boot when its id can't be read.
+/// The boot id when it cannot be read.
 const UNKNOWN_BOOT: &str = "unknown";
 
 /// An accept loop.
@@ -80,14 +79,14 @@ type Serving = JoinHandle<std::io::Result<()>>;
 /// How long the driver worker may take to end.
 const WORKER_END: Duration = Duration::from_millis(500);
 
-/// How long those who follow an operation to its end are still answered after it, where it was waited
-/// for: between two of their questions, they must not find the door closed.
+/// How long gpushd still answers clients that follow an operation which it waited for: they poll, and must not find the
+/// socket closed between two polls.
 const LAST_WORD: Duration = Duration::from_millis(250);
 
 /// How long the runtime waits for its last tasks.
 const RUNTIME_END: Duration = Duration::from_millis(200);
 
-/// Runs the agent until it is told to stop.
+/// Runs the agent until it gets SIGTERM.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Before any thread: it changes the environment.
     let handed_over = Listening::handed_over()?;
@@ -98,17 +97,17 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
     let log = logging::start(&filter).map_err(anyhow::Error::msg)?;
     let boot = boot::id(&paths.boot_id_file);
-    // Before the socket: the one that may not have the state directory must not be asked anything.
+    // Before the socket: an agent that cannot use the state directory must not receive requests.
     let remembered = durable::open(&durable::Origin {
         directory: &paths.state_dir,
         boot_id: boot.as_deref().unwrap_or(UNKNOWN_BOOT),
         marker: &paths.store_marker,
         host_root: &arguments.host_root,
     })?;
-    // The last handle waits for what is being recorded, so it is dropped here, off the runtime.
+    // The last handle waits for pending writes, so it is dropped here, off the runtime.
     let store = remembered.store.clone();
     let doors = doors(handed_over, &paths, &config)?;
-    // Before anything is looked for in it.
+    // Before anything in the directory is read.
     let _mps_lock = mps::lock_base(&paths.mps_dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -125,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         services: Default::default(),
         not_started: Default::default(),
     };
-    // A filter of the command line is not the config's to change.
+    // A log filter from the command line overrides the config.
     let level = arguments.log.is_none().then_some(&log);
     let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());
     let here = Here { boot, host_root: arguments.host_root.clone(), outside, early, mps_dir, mps_programs };
@@ -137,7 +136,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Where the agent runs.
 struct Here {
-    /// The boot's id, or why it can't be told.
+    /// The boot id, or why it is not known.
     boot: Result<String, ApiError>,
     /// Root of the host's file system.
     host_root: PathBuf,
@@ -157,12 +156,12 @@ struct Doors {
     admin: Option<Listening>,
 }
 
-/// The sockets that systemd made, and those that it did not.
+/// Returns the sockets: those from systemd, and the missing ones.
 fn doors(handed_over: Option<HandedOver>, paths: &Paths, config: &Config) -> Result<Doors, SocketError> {
     let named = paths.admin_socket.clone().or_else(|| config.api.admin_socket.as_ref().map(PathBuf::from));
     let (public, admin, beside) = match handed_over {
-        // Where systemd makes the one, the other is systemd's to make as well: its sandbox may keep
-        // us from it.
+        // When systemd creates one socket, it must create the other one as well: its sandbox may forbid gpushd to do
+        // it.
         Some(HandedOver { public, admin }) => (public, admin, None),
         None => {
             let beside = Some(paths.socket.with_file_name("admin.sock")).filter(|path| *path != paths.socket);
@@ -181,9 +180,9 @@ fn access(config: &Config) -> Access {
     Access { mode: config.api.socket_mode, group: config.api.socket_group.clone() }
 }
 
-/// How the driver worker is run: the command line's library before the config's.
+/// Returns how the driver worker is started. The library of the command line comes before the config's.
 fn driver(arguments: &Arguments, config: &Config) -> Options {
-    // Not by its path: after an upgrade that names another version, whose worker speaks otherwise.
+    // Not by its path: after an upgrade, that is another version, whose worker uses another protocol.
     let mut options = Options::new("/proc/self/exe");
     let configured =
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
@@ -204,7 +203,7 @@ fn check_trust(paths: &Paths, library: Option<&Path>) -> anyhow::Result<()> {
     let library = library.filter(|library| library.components().count() > 1);
     for (what, path) in [("config file", Some(paths.config.as_path())), ("driver library", library)] {
         let Some(why) = path.and_then(|path| trust::check_file(path, own).err()) else { continue };
-        // The loader says what is wrong with a library that is not there, and health tells it.
+        // The loader reports a missing library, and health shows it.
         if matches!(why, Untrusted::Unreadable(_)) {
             continue;
         }
@@ -250,15 +249,15 @@ async fn serve(
     } = compose::compose(settings, origin, remembered, options)?;
     let Handles { state, readings, operations, mps, strays, .. } = handles.clone();
     let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
-    // Before anybody could ask the driver, and before a queued operation could begin.
+    // Before any request can call the driver, and before a queued operation can begin.
     handles.maintenance.resume();
-    // Daemons that run are known before anybody is served.
+    // Running daemons are known before requests are served.
     mps::find(&mps);
     let enqueue = |ongoing: &Arc<Ongoing>, order, since| engine.queue.enter_again(&engine.lanes, ongoing, order, since);
     let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
     startup.startup.leave(changed.into_iter());
     let queue = tokio::spawn(apply::queue::run(Arc::clone(&engine)));
-    // Subscribed before there is a worker whose events it could miss.
+    // Subscribed before there is a worker whose events could be missed.
     let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
     let monitoring = tokio::spawn(monitor.run(hardware.events(), stopping.clone()));
     let name = doors.public.name.clone();

@@ -1,4 +1,4 @@
-//! What people may do with a daemon: start and stop it, have it drained, set what its clients may have.
+//! Actions on a daemon: start, stop, restart, drain, and change the settings of its clients.
 //!
 //! A daemon in use is stopped or restarted only with `force`; a refusal names the clients and the shares. A share is in
 //! use from the start: a program takes seconds until it calls cuInit, and without its daemon it would silently run
@@ -16,24 +16,24 @@ use jiff::{SignedDuration, Timestamp};
 use super::{Entry, Mps, clients, reconcile, records, share_end, targets::Outlook, view};
 use crate::{caller::Caller, eligibility, request::Request, state::words};
 
-/// Longest time that clients may be given to go, seconds.
+/// Longest time that clients may get to finish, seconds.
 const LONGEST: u64 = 30 * 24 * 3600;
 
-/// What shall become of a daemon.
+/// An action on a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
-    /// Started, though it was stopped or given up.
+    /// Start it, even if it was stopped or has given up.
     Start,
-    /// Ended.
+    /// End it.
     Stop,
-    /// Ended and started again.
+    /// End it and start it again.
     Restart,
-    /// Ended once its clients have.
+    /// End it once its clients have ended.
     Drain,
 }
 
 impl Act {
-    /// As the path has it.
+    /// The name in the request path.
     pub(crate) fn verb(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -43,7 +43,7 @@ impl Act {
         }
     }
 
-    /// As the audit trail has it.
+    /// The name in the audit trail.
     fn name(self) -> &'static str {
         match self {
             Self::Start => "mps.start",
@@ -54,10 +54,10 @@ impl Act {
     }
 }
 
-/// Has it done; how the daemon is right after.
+/// Performs an action. Returns the daemon right after it.
 ///
 /// # Errors
-/// When clients are in the way and may not be ended, or it can't be recorded.
+/// When clients run and may not be ended, or the action cannot be recorded.
 pub(crate) async fn act(
     mps: &Mps,
     caller: &Caller,
@@ -83,7 +83,7 @@ pub(crate) async fn act(
     if matches!(act, Act::Start | Act::Restart) {
         may_start(mps, caller, &label, &uuid, &entry)?;
     }
-    // How one is to be that is not wanted yet, such as one that was stopped, the settling says, and starts it.
+    // Reconciliation sets and starts a daemon that is not desired yet, such as one that was stopped.
     let settles = mps.record(&uuid).stopped.is_some() || !entry.daemon.seen().wanted;
     let unless_used = !how.force;
     if unless_used && ends_use(act, &entry.daemon.seen()) && !mps.shares_of(&uuid).is_empty() {
@@ -107,13 +107,13 @@ pub(crate) async fn act(
     let record = records::change(mps, &uuid, change, recorded);
     match end {
         None => record.await?,
-        // Nobody is ended for what is not on record.
+        // Clients are ended only after the action was recorded.
         Some(end) if how.force => {
             record.await?;
             entry.daemon.have(end).await?;
         }
-        // What is refused is not on record either. Nobody loses by an end that never came on record: the next gpushd,
-        // or the settling, has it started again.
+        // A refused action is not recorded. If a successful one cannot be recorded, the reconciler or the next gpushd
+        // starts the daemon again.
         Some(end) => {
             if let Err(error) = entry.daemon.have(end).await {
                 return Err(match error.code {
@@ -145,12 +145,12 @@ fn ends_use(act: Act, seen: &Seen) -> bool {
     }
 }
 
-/// Has one started that is not stopped any more.
+/// Starts a daemon that is not recorded as stopped any more.
 async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<(), ApiError> {
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
     let _is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
     let _turn = entry.turn.lock().await;
-    // Somebody may have stopped it meanwhile, or an operation have begun.
+    // An administrator may have stopped it meanwhile, or an operation may have begun.
     if mps.record(uuid).stopped.is_some() {
         return Ok(());
     }
@@ -162,7 +162,7 @@ fn later(span: Duration) -> Option<Timestamp> {
     Timestamp::now().checked_add(SignedDuration::try_from(span).ok()?).ok()
 }
 
-/// Refuses to start what is not to be there.
+/// Refuses to start a daemon that is not desired.
 fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry) -> Result<(), ApiError> {
     if let Some(maintenance) = mps.handles.state.maintenance() {
         return Err(words::refusal(&maintenance));
@@ -174,11 +174,11 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
         let message = format!("{label} can't be started: how it is to be shared is not known yet");
         return Err(ApiError::new(Code::Unavailable, message).hint("`gpushctl status` shows its GPU").retryable());
     };
-    // What an operation has put aside is not to come up in the middle of it.
+    // A daemon that an operation keeps stopped must not start before the operation ends.
     eligibility::not_changing(&mps.handles.state, target.gpu, &target.gpu_uuid)
 }
 
-/// Why a daemon in use is not stopped or restarted.
+/// Explains why a daemon in use is not stopped or restarted.
 async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry) -> ApiError {
     let (seen, label, name) = (entry.daemon.seen(), view::label(entry, uuid), view::name(entry));
     let shares = mps.shares_of(uuid);
@@ -215,10 +215,14 @@ async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry)
     error.hint(hint).retryable()
 }
 
-/// Sets what the daemon's clients may have, above its rule.
+/// Changes the settings of a daemon's clients. They override the rule.
 ///
 /// # Errors
+<<<<<<< HEAD
 /// When the target cannot have the settings, or they cannot be recorded.
+=======
+/// When the target does not support a setting, it cannot be recorded, or the daemon has another value afterwards.
+>>>>>>> language
 pub(crate) async fn set(
     mps: &Mps,
     caller: &Caller,
@@ -228,7 +232,7 @@ pub(crate) async fn set(
 ) -> Result<MpsSet, ApiError> {
     let (uuid, entry) = view::find(mps, text)?;
     let label = view::label(&entry, &uuid);
-    // What somebody else sets meanwhile is what this goes by: nothing of it is lost.
+    // Under the lock, so that a concurrent change is not lost.
     let turn = entry.turn.lock().await;
     if let Some(why) = Outlook::of(mps, caller.viewer).ends(&uuid, &entry) {
         return Err(view::refuse_end(&label, &entry, why));
@@ -264,7 +268,7 @@ pub(crate) async fn set(
     Ok(MpsSet { daemon, reaches })
 }
 
-/// What of the settings was asked for, each as it is from now on.
+/// Returns the requested settings with their new values.
 fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<String, serde_json::Value> {
     let named = [
         ("percentage", change.percentage.is_some()),

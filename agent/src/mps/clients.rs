@@ -1,7 +1,7 @@
-//! Who computes through a daemon: the processes it names, whose they are, and which share each runs with.
+//! The clients of a daemon: their processes, users and shares.
 //!
-//! A client's environment names its share. That is a word of the client's own, so it only counts with the
-//! share's own user; it is shown, and nothing is granted by it.
+//! A client names its share in its environment, where it can write anything. So the name counts only if the client's
+//! user holds that share. It is only shown, and grants nothing.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -12,13 +12,13 @@ use gpush_store::MpsShare;
 use super::Mps;
 use crate::caller::Caller;
 
-/// How long a daemon may take to be told to end the work of a client.
+/// How long a daemon may take for the request to end a client's work.
 const TERMINATE: Duration = Duration::from_secs(5);
 
-/// How long the driver may take to tell who computes on a GPU.
+/// How long the driver may take to list the processes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
 
-/// The witness of a target: for when the daemon does not tell.
+/// Returns the function that asks the driver for the MPS clients of a target, when the daemon does not report them.
 pub(super) fn witness(mps: &Mps, gpu_uuid: &str, uuid: &str) -> Witness {
     let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.to_owned(), uuid.to_owned());
     Arc::new(move || {
@@ -37,33 +37,33 @@ pub(super) fn witness(mps: &Mps, gpu_uuid: &str, uuid: &str) -> Witness {
     })
 }
 
-/// A target that is shared, as far as it matters for who belongs there.
+/// A shared target, with what decides which processes may run there.
 #[derive(Debug)]
 pub(crate) struct SharedTarget {
-    /// Whether its daemon is wanted: nobody can take a share of one that is stopped, or about to go.
+    /// Whether its daemon is desired. A stopped daemon, or one about to be removed, grants no shares.
     pub(crate) is_given: bool,
     shares: Vec<MpsShare>,
 }
 
 impl SharedTarget {
-    /// Whether a user has a share of it.
+    /// Returns whether a user has a share of it.
     pub(crate) fn is_held_by(&self, uid: u32) -> bool {
         self.shares.iter().any(|share| share.by.uid == uid)
     }
 
-    /// Whether a name is that of one of a user's shares of it.
+    /// Returns whether a name is that of one of a user's shares of it.
     pub(crate) fn is_share_of(&self, name: &str, uid: u32) -> bool {
         self.shares.iter().any(|share| share.by.uid == uid && format!("s{}", share.id) == name)
     }
 }
 
-/// What is shared of a GPU or MIG device; `None` when nothing is.
+/// Returns the shared target of a GPU or MIG device; `None` when it is not shared.
 pub(crate) fn sharing(mps: &Mps, uuid: &str) -> Option<SharedTarget> {
     let entry = mps.entries().get(uuid).cloned()?;
     Some(SharedTarget { is_given: entry.daemon.seen().wanted, shares: mps.shares_of(uuid) })
 }
 
-/// Has the daemon of a client end its work on the GPU.
+/// Tells the daemon of a client to end the client's work on the GPU.
 pub(crate) async fn terminate(mps: &Mps, pid: u32) {
     let Ok(pid) = i32::try_from(pid) else { return };
     let entries: Vec<_> = mps.entries().values().cloned().collect();
@@ -76,11 +76,11 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
     }
 }
 
-/// The clients of a daemon, with who they are.
+/// Returns the clients of a daemon with their processes and users.
 pub(super) async fn of(mps: &Mps, seen: &Seen, shares: &[MpsShare]) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;
-    // Environments may be large, and their pages away.
+    // Environments may be large, and their pages swapped out.
     let reader = mps.clone();
     let named = tokio::task::spawn_blocking(move || {
         pids.into_iter().filter_map(|pid| Some((pid, (reader.handles.named_share)(pid)?))).collect()
@@ -107,7 +107,7 @@ pub(super) async fn of(mps: &Mps, seen: &Seen, shares: &[MpsShare]) -> Vec<MpsCl
     clients
 }
 
-/// What goes on there that the daemon keeps nobody from, one sentence each.
+/// Returns conditions that the daemon does not prevent, one sentence each.
 pub(super) fn findings(seen: &Seen, clients: &[MpsClient], shares: &[MpsShare]) -> Vec<String> {
     let mut findings = seen.findings.clone();
     let without = clients.iter().filter(|client| client.share.is_none()).count();
@@ -133,7 +133,7 @@ pub(super) fn findings(seen: &Seen, clients: &[MpsClient], shares: &[MpsShare]) 
     findings
 }
 
-/// Who waits for another user's clients, as somebody may see it.
+/// Returns the clients that wait for another user's clients, as far as the caller may see them.
 pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Seen) -> Vec<String> {
     let stuck = seen.blocked();
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();

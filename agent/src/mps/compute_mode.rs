@@ -1,8 +1,8 @@
-//! The compute mode of a GPU that is shared through MPS: exclusive process, so that nobody computes there
-//! past the daemon; and the one from before, put back when that is over.
+//! The compute mode of a GPU that is shared through MPS: EXCLUSIVE_PROCESS, so that programs cannot bypass the daemon.
+//! The previous mode is restored afterwards.
 //!
-//! It is needed from when an operation is about to bring up the daemon until nothing of that is left. A
-//! daemon that never came up needs none: what tries to start it goes on without.
+//! The mode is needed from the moment an operation is about to start the daemon until all its processes have ended. A
+//! daemon that never started does not need it: attempts to start it continue without.
 
 use std::{
     collections::BTreeMap,
@@ -20,12 +20,12 @@ impl Mps {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a full GPU needs its compute mode for a daemon.
+    /// Returns whether a full GPU needs its compute mode for a daemon.
     pub(crate) fn needs_compute_mode(&self, uuid: &str) -> bool {
         self.is_in_force(uuid) || self.moving().coming.contains(uuid) || self.has_something_of(uuid)
     }
 
-    /// Whether a daemon, or a server that one left behind, is there.
+    /// Returns whether a daemon, or a process that one left behind, is there.
     fn has_something_of(&self, uuid: &str) -> bool {
         let Some(entry) = self.entries().get(uuid).cloned() else { return false };
         let seen = entry.daemon.seen();
@@ -33,8 +33,8 @@ impl Mps {
     }
 }
 
-/// Sees to the compute mode of a GPU that is about to be shared, or is. Why it has not the one that it shall have is
-/// told of its daemon, and in health, until it has.
+/// Sets the compute mode of a GPU that is shared, or about to be. If that fails, the reason shows in the daemon's
+/// findings and in health until it succeeds.
 pub(super) async fn take(mps: &Mps, target: &Target, wanted: MpsComputeMode) {
     let gpu = &target.gpu_uuid;
     match wanted {
@@ -60,7 +60,7 @@ pub(super) async fn take(mps: &Mps, target: &Target, wanted: MpsComputeMode) {
     }
 }
 
-/// That programs can get past MPS on a GPU, where they can and are not to.
+/// Returns the error for a GPU on which programs can bypass MPS although they must not.
 pub(super) fn gets_past(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiError> {
     let why = mps.open().get(gpu_uuid).cloned()?;
     let message = format!("programs can get past MPS on {label}: it is not in compute mode EXCLUSIVE_PROCESS");
@@ -72,7 +72,7 @@ pub(super) fn gets_past(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiErr
     )
 }
 
-/// Puts the compute mode back that a GPU had before it was shared; what can't be done now is done later.
+/// Restores the compute mode that a GPU had before it was shared. Failures are retried later.
 pub(super) async fn put_back(mps: &Mps, uuid: &str) {
     mps.open().remove(uuid);
     match mps.handles.shared_gpus.put_back(uuid, Mode::Mps).await {
@@ -83,12 +83,12 @@ pub(super) async fn put_back(mps: &Mps, uuid: &str) {
     mps.handles.shared_gpus.look();
 }
 
-/// Puts it back after an operation could not bring up the daemon, as that ends with the GPU as it was.
+/// Restores the compute mode after an operation could not start the daemon.
 pub(super) async fn not_come(mps: &Mps, operation: &str, uuid: &str) {
     if let Some(moves) = mps.moves().get_mut(operation) {
         moves.coming.remove(uuid);
     }
-    // One that is there and does not answer in time keeps it: somebody could get past it otherwise.
+    // A daemon that runs but does not answer in time keeps the mode: otherwise programs could bypass it.
     if !mps.needs_compute_mode(uuid) {
         put_back(mps, uuid).await;
     }

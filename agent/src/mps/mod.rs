@@ -1,15 +1,15 @@
-//! MPS on this host: one supervised control daemon for each target that the config shares so, and the
-//! shares that people took of them.
+//! MPS on this host: one supervised control daemon for each target that the config shares through MPS, and the shares
+//! of these targets that users hold.
 //!
 //! ```text
-//! config, what stands on the GPUs ──► core::sharing: which targets ──┐
+//! config, layouts of the GPUs ──────► core::sharing: which targets ──┐
 //! store: stopped by hand, set above the rule, shares ────────────────┼──► reconcile ─► Daemon (a task each)
 //! /run/gpush-mps: daemons that an agent before left running ─────────┘                  │
 //!                                                              nvidia-cuda-mps-control ◄┘ one a target
 //! ```
 //!
-//! Daemons outlive the agent. One that starts finds them by their directories, before it has seen a GPU,
-//! and goes on with them; whether they are still wanted it asks once it can.
+//! Daemons outlive gpushd. The next gpushd finds them by their directories, before it has read a GPU, and adopts them.
+//! It decides later whether they are still desired.
 //!
 //! | file | subject |
 //! |---|---|
@@ -17,14 +17,14 @@
 //! | `reconcile` | reconciles the daemons of each GPU, under its lane |
 //! | `wakes` | waking the reconcilers |
 //! | `moves` | what operations do with daemons |
-//! | `records` | what of them outlasts gpushd |
-//! | `many` | whether clients of several users can be had |
+//! | `records` | what is recorded of daemons |
+//! | `many` | whether a daemon can serve several users |
 //! | `missing` | errors for targets that gpushd does not have, or not yet |
 //! | `shares`, `share_end` | granting parts of a target, and their end |
-//! | `clients` | who computes there, and with which share |
+//! | `clients` | the clients of a daemon, and their shares |
 //! | `control_connection` | names the processes that keep a daemon from answering |
-//! | `act` | what people may do with a daemon |
-//! | `view` | as the API shows it |
+//! | `act` | what administrators can do with a daemon |
+//! | `view` | daemons as the API shows them |
 
 mod act;
 mod clients;
@@ -83,10 +83,10 @@ use crate::{
 
 use self::{moves::Moves, wakes::Wakes};
 
-/// Until what is about to end is checked again.
+/// Pause until the next check of something that is about to end.
 const SOON: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// What gpushd knows of MPS, and what it uses to keep the daemons. A handle, cheap to clone.
+/// The MPS daemons of the host, with the handles that supervise them. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Mps(Arc<Inner>);
 
@@ -98,7 +98,7 @@ impl Deref for Mps {
     }
 }
 
-/// What the daemons are kept with.
+/// What the supervision of daemons uses.
 pub(crate) struct Handles {
     pub(crate) state: State,
     pub(crate) readings: Readings,
@@ -109,14 +109,14 @@ pub(crate) struct Handles {
     pub(crate) shared_gpus: SharedGpus,
     pub(crate) timeslice: Timeslice,
     pub(crate) idempotency: Idempotency,
-    /// Tells which share a process names in its environment.
+    /// Returns the share that a process names in its environment.
     pub(crate) named_share: NamedShare,
     pub(crate) stopping: CancellationToken,
     /// The uid that gpushd runs as.
     pub(crate) own_uid: u32,
 }
 
-/// Which share a process names in its environment, by pid.
+/// Returns the share that a process names in its environment, by pid.
 pub(crate) type NamedShare = Arc<dyn Fn(u32) -> Option<String> + Send + Sync>;
 
 impl fmt::Debug for Handles {
@@ -132,22 +132,22 @@ pub(crate) struct Inner {
     /// Directory below which each target has its own.
     base: PathBuf,
     hands: Hands,
-    /// NVIDIA's programs, where the config has its default.
+    /// Directory of NVIDIA's programs, where the config has its default.
     programs: Option<PathBuf>,
     /// By UUID of the target.
     entries: Mutex<BTreeMap<String, Entry>>,
     shares: Mutex<Vec<MpsShare>>,
-    /// What is on record of targets, by UUID.
+    /// Records of targets, by UUID.
     records: Mutex<BTreeMap<String, MpsTarget>>,
-    /// Why targets that the config wants cannot be, one sentence each, by UUID of the GPU.
+    /// Why desired targets cannot exist, one sentence each, by UUID of the GPU.
     findings: Mutex<BTreeMap<String, Vec<String>>>,
-    /// Why GPUs have not the compute mode that keeps everybody from getting past MPS, by UUID.
+    /// Why GPUs do not have the compute mode that keeps programs from bypassing MPS, by UUID.
     open: Mutex<BTreeMap<String, String>>,
-    /// What operations that go on have done with daemons.
+    /// What running operations have done with daemons.
     moves: Mutex<BTreeMap<String, Moves>>,
-    /// What the control daemon says of several users, once a rule wants them.
+    /// Whether the control daemon supports several users, once a rule wants them.
     many: Mutex<Option<many::Asked>>,
-    /// Held while the control daemon is asked about several users.
+    /// Locked while the control daemon is asked about several users.
     asking_many: tokio::sync::Mutex<()>,
     /// Whether the ends of shares can be recorded.
     expiry: share_end::Expiry,
@@ -156,23 +156,23 @@ pub(crate) struct Inner {
     expiring: watch::Sender<u64>,
 }
 
-/// A target, and who lives for its daemon.
+/// A target and its daemon's supervisor task.
 #[derive(Debug, Clone)]
 struct Entry {
     /// Short name.
     short: String,
-    /// The GPU that it is, or is of.
+    /// UUID of the GPU that it is, or that it is a part of.
     gpu_uuid: String,
-    /// As the config wants it; `None` for one that only a daemon is left of.
+    /// As the config wants it; `None` when only a daemon is left of it.
     target: Option<Target>,
     daemon: Daemon,
-    /// Of those who change its shares, one at a time.
+    /// Serializes changes of its shares and of its daemon.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Mps {
-    /// With daemons below `base`; `programs` is where NVIDIA's are looked for in place of the config's
-    /// default.
+    /// Creates the handle for daemons below `base`. `programs` is the directory of NVIDIA's programs where the config
+    /// has its default.
     pub(crate) fn new(
         base: PathBuf,
         programs: Option<PathBuf>,
@@ -200,12 +200,12 @@ impl Mps {
         }))
     }
 
-    /// Has the daemons of all GPUs reconciled.
+    /// Wakes the reconcilers of all GPUs.
     pub(crate) fn settle(&self) {
         self.wakes.wake_all();
     }
 
-    /// Has the daemons of a GPU reconciled in a moment.
+    /// Wakes the reconciler of a GPU after a short pause.
     fn settle_soon(&self, gpu: &str) {
         let (mps, gpu) = (self.clone(), gpu.to_owned());
         tokio::spawn(async move {
@@ -214,12 +214,13 @@ impl Mps {
         });
     }
 
-    /// Whether there is anything of MPS on this host.
+    /// Returns whether the host uses MPS.
     pub(crate) fn is_used(&self) -> bool {
         !self.entries().is_empty()
     }
 
-    /// Where logs go: where the config says, and beside the daemons of a host that is not the system's.
+    /// Returns the directory of the logs: the config's. With the default in the config and another `base` than the
+    /// system's, it is below `base`.
     fn log_directory(&self, configured: &str, usual: &str) -> PathBuf {
         if configured == usual && self.base != std::path::Path::new(MPS_DIRECTORY) {
             return self.base.join("logs");
@@ -227,7 +228,7 @@ impl Mps {
         PathBuf::from(configured)
     }
 
-    /// Why targets that the config wants can't be, one sentence each.
+    /// Returns why desired targets cannot exist, one sentence each.
     pub(crate) fn findings(&self) -> Vec<String> {
         let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
         let mut of_gpus: Vec<(&String, &Vec<String>)> = findings.iter().collect();
@@ -250,7 +251,7 @@ impl Mps {
         }
     }
 
-    /// Whether a full GPU is a target still, be it one that is about to go.
+    /// Returns whether a full GPU is still a target, even if it is about to be removed.
     pub(crate) fn has(&self, uuid: &str) -> bool {
         self.is_in_force(uuid) || self.entries().contains_key(uuid)
     }

@@ -1,6 +1,6 @@
-//! MPS daemons in the way of an operation, and those that one brings up.
+//! MPS daemons that an operation ends or starts.
 //!
-//! A GPU changes how it is shared by an operation, never by a reload alone:
+//! Only an operation changes how a GPU is shared, never a reload alone:
 //!
 //! ```text
 //! plan ─► which daemons stand on what it takes away ─┬─ somebody has a share or a client ─► blocked, named
@@ -10,8 +10,8 @@
 //!      └► taken back: as before, by the record
 //! ```
 //!
-//! An idle server of ours is no user of its GPU: it holds it for nobody. A GPU's compute mode is put back
-//! with its daemon's end, before MIG mode, which knows no other than the default, is switched on.
+//! An idle MPS server that gpushd started does not count as a user of its GPU. The compute mode is restored when the
+//! daemon ends, before MIG mode is enabled: MIG mode allows only the default compute mode.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,7 +26,7 @@ use tokio::{task::JoinSet, time::timeout};
 use super::{Entry, Mps, compute_mode, reconcile, view};
 use crate::lanes::Reserve;
 
-/// Beyond what a daemon may take to end, or to answer.
+/// Added to the time that a daemon may take to end, or to answer.
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// Interval at which the directory of a daemon that has ended is checked for processes that it left.
@@ -35,14 +35,14 @@ const CHECK: Duration = Duration::from_millis(5);
 /// What an operation has done with daemons, until it ends.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Moves {
-    /// Targets whose daemons are kept down.
+    /// Targets whose daemons stay stopped.
     pub(super) aside: BTreeSet<String>,
-    /// Targets whose daemons come up though they are not in force yet.
+    /// Targets whose daemons start although they are not in force yet.
     pub(super) coming: BTreeSet<String>,
 }
 
 impl Mps {
-    /// What operations that go on have done with daemons, all together.
+    /// Returns what all running operations have done with daemons.
     pub(super) fn moving(&self) -> Moves {
         let mut all = Moves::default();
         for moves in self.moves().values() {
@@ -52,14 +52,15 @@ impl Mps {
         all
     }
 
-    /// Lets go of what an operation has done with daemons: what is to be is by the record again.
+    /// Forgets what an operation has done with daemons: the records decide again.
     pub(crate) fn let_go(&self, operation: &str) {
         if self.moves().remove(operation).is_some() {
             self.settle();
         }
     }
 
-    /// Processes that hold GPUs for nobody: servers of ours without clients, on targets without shares.
+    /// Returns the processes that hold GPUs for no user: gpushd's daemons and servers without clients, on targets
+    /// without shares.
     pub(crate) fn idle(&self) -> BTreeSet<u32> {
         let entries = self.entries().clone();
         let idle = entries.iter().filter(|(uuid, entry)| users(self, uuid, entry).is_none());
@@ -71,7 +72,7 @@ impl Mps {
     }
 }
 
-/// Who has something of a target, in a sentence; `None` when nobody has.
+/// Returns a sentence on the shares and clients of a target; `None` when it has none.
 fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Option<String> {
     let seen = entry.daemon.seen();
     if !seen.clients_known {
@@ -94,8 +95,8 @@ pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
     mps.idle()
 }
 
-/// What a plan takes away on its GPU, whether or not there are shares of it: what an operation that waits reserves. A
-/// plan that is refused takes nothing away.
+/// Returns what a plan takes away on its GPU, with or without shares. A waiting operation reserves this. A refused plan
+/// takes nothing away.
 pub(crate) fn taken_away(mps: &Mps, gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     if plan.error.is_some() {
         return Reserve::Targets(BTreeSet::new());
@@ -108,7 +109,7 @@ pub(crate) fn taken_away(mps: &Mps, gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     Reserve::Targets(those.map(|(uuid, _)| uuid.clone()).collect())
 }
 
-/// Fills in which daemons each plan ends and starts, and refuses those under which somebody works.
+/// Fills in which daemons each plan ends and starts. Refuses plans that would end a daemon in use.
 pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let entries = mps.entries().clone();
     for plan in plans.iter_mut() {
@@ -116,12 +117,13 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         let ended: BTreeMap<&String, &Entry> = entries
             .iter()
             .filter(|(uuid, entry)| {
-                // What was stopped by hand is to be forgotten, with the compute mode that was changed for it.
+                // The record of a daemon that an administrator stopped must go too, with the compute mode that was
+                // changed for it.
                 let stands = stands(entry) || mps.is_in_force(uuid);
                 entry.gpu_uuid == gpu.uuid && stands && ends(gpu, plan, uuid)
             })
             .collect();
-        // That a server holds the GPU says less than for whom it does.
+        // A refusal that names the users replaces one that only names the server.
         let held = matches!(plan.refusal, Some(Refusal::Held { .. } | Refusal::Blocked { .. }));
         if plan.error.is_some() && !held {
             continue;
@@ -162,16 +164,16 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     }
 }
 
-/// Whether something of a daemon is there, or is to be.
+/// Returns whether a daemon is desired or runs.
 fn stands(entry: &Entry) -> bool {
     let seen = entry.daemon.seen();
     seen.wanted || seen.state != State::Stopped
 }
 
-/// Whether a plan takes away what a daemon's target is.
+/// Returns whether a plan removes the target of a daemon.
 fn ends(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
     if plan.error.is_some() {
-        // What it would have taken away is not told any more.
+        // The plan was refused, and does not list its steps any more.
         return true;
     }
     if uuid == gpu.uuid {
@@ -214,7 +216,7 @@ pub(crate) async fn aside(mps: &Mps, operation: &str, gpu: &str, uuid: &str, lab
     Ok(())
 }
 
-/// Waits until nothing of a daemon is left.
+/// Waits until all processes of a daemon have ended.
 async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiError> {
     let place = Place::of(&mps.base, &entry.short);
     let mut seen = entry.daemon.follow();
@@ -224,7 +226,7 @@ async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiErr
             if stopped && !place.is_taken() {
                 return;
             }
-            // Nobody reports when the kernel releases the lock of the last process.
+            // There is no event for the release of the last process's lock.
             tokio::time::sleep(CHECK).await;
         }
     };
@@ -239,10 +241,10 @@ async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiErr
 /// Brings up the daemon of a full GPU, and waits until it serves.
 ///
 /// # Errors
-/// When it does not.
+/// When the daemon does not serve.
 pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(), ApiError> {
     mps.moves().entry(operation.to_owned()).or_default().coming.insert(uuid.to_owned());
-    // A busy host may still show the GPU as it was before the operation's earlier steps.
+    // The last reading may be from before the operation's earlier steps.
     if let Err(error) = mps.handles.readings.read_now(uuid).await {
         tracing::warn!(gpu = uuid, "it can't be read before its MPS daemon is started: {error}");
     }
@@ -274,7 +276,7 @@ pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(
     let seen = entry.daemon.seen();
     match seen.state {
         State::Ready { .. } => return Ok(()),
-        // An administrator stopped it, and starts it again.
+        // An administrator stopped it, and must start it again.
         State::Stopped if is_stopped() => return Ok(()),
         _ => {}
     }
@@ -282,7 +284,7 @@ pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(
     let label = view::label(&entry, uuid);
     let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not come up"));
     error.causes = seen.trouble;
-    // A daemon that never ran has logged nothing.
+    // A daemon that never ran has no logs.
     let logs = seen.logs.filter(|logs| logs.exists());
     Err(match logs {
         Some(logs) => error.hint(format!("see what it said in {}", logs.display())),
@@ -290,8 +292,8 @@ pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(
     })
 }
 
-/// Waits until the daemons of MIG devices that the layouts share serve; a sentence on each that does not, which is
-/// no reason to take a layout back that stands.
+/// Waits until the daemons of shared MIG devices serve. Returns a sentence on each that does not, but does not fail the
+/// operation.
 pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan]) -> Vec<String> {
     let shares = |plan: &&GpuPlan| plan.layout.iter().any(|entry| entry.to_ascii_lowercase().ends_with(":mps"));
     let on: BTreeSet<String> = plans.iter().filter(shares).map(|plan| plan.uuid.clone()).collect();
@@ -307,7 +309,7 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
     reconciled.collect::<JoinSet<()>>().join_all().await;
     let entries = mps.entries().clone();
     let here = entries.into_iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
-    // The daemon of the whole GPU, which the operation has ended, comes back with no operation.
+    // The operation has ended the daemon of the whole GPU: it does not come back.
     let aside = mps.moving().aside;
     let awaited: Vec<(String, Entry)> =
         here.filter(|(uuid, _)| !aside.contains(uuid) && mps.record(uuid).stopped.is_none()).collect();
@@ -315,7 +317,7 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
     let decided = awaited.iter().map(|(uuid, entry)| {
         let (mps, uuid, mut seen) = (mps.clone(), uuid.clone(), entry.daemon.follow());
         async move {
-            // One that is stopped meanwhile is awaited no more.
+            // A daemon that is stopped meanwhile is not awaited.
             let is_decided = |seen: &Seen| !is_late(&seen.state) || mps.record(&uuid).stopped.is_some();
             let _gone = seen.wait_for(is_decided).await.is_err();
         }
@@ -324,17 +326,17 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
     awaited.iter().filter(|(uuid, _)| mps.record(uuid).stopped.is_none()).filter_map(sentence_on).collect()
 }
 
-/// Whether a daemon has yet to come up.
+/// Returns whether a daemon is still on its way to serve.
 fn is_late(state: &State) -> bool {
     match state {
         State::Stopped | State::Starting { .. } | State::Found { .. } | State::Stopping { .. } => true,
-        // How these are is told of them, and not of the operation.
+        // The state of the daemon reports these; the operation does not.
         State::Ready { .. } | State::Hung { .. } | State::Fault { .. } | State::Draining { .. } => false,
         State::BackingOff { .. } | State::GivenUp => false,
     }
 }
 
-/// What an operation reports of a daemon that does not serve.
+/// Returns what an operation reports of a daemon that does not serve.
 fn sentence_on((uuid, entry): &(String, Entry)) -> Option<String> {
     let (seen, label) = (entry.daemon.seen(), view::label(entry, uuid));
     match seen.state {

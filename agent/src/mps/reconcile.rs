@@ -55,7 +55,7 @@ pub(crate) async fn run(mps: Mps) {
                 reconcilers.spawn(keep(mps.clone(), uuid));
             }
         }
-        // Whether a share has ended is asked of the kernel and the clock, not of the driver.
+        // Whether a share has ended is known from the kernel and the clock, not from the driver.
         for gpu in share_end::expire(&mps).await {
             mps.wakes.wake(&gpu);
         }
@@ -126,7 +126,7 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
     let wish = desired::wish(&host.config, gpu.rule, &gpu.gpu);
     let is_wanted = match wish.mode {
         Mode::Mps => true,
-        // What an override wants that cannot be parsed is not known.
+        // If the override's layout cannot be parsed, what it wants is not known.
         Mode::Mig => wish.layout.map_or(gpu.gpu.overridden.is_some(), |layout| layout.shared().is_some()),
         Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
     };
@@ -140,14 +140,14 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
 pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     let Ok(observed) = mps.handles.readings.gpu(gpu_uuid).await else { return };
     if observed.host.gpu(gpu_uuid).is_some_and(GpuSnapshot::is_unread) {
-        // Daemons were adopted before, and keep what they have. The first reading wakes this reconciler.
+        // Daemons were adopted before, and keep their settings. The first reading wakes this reconciler.
         return;
     }
     let config = Arc::clone(&observed.host.config);
     let at = observed.host.gpus.iter().position(|gpu| gpu.gpu.uuid == gpu_uuid);
     let moving = mps.moving();
     let mut seen = at.map(|at| observed.at(at, Viewer::Log));
-    // The operation that changes it wants its daemon now, as its last step.
+    // The operation that changes the GPU starts its daemon now, as its last step.
     if let Some(gpu) = &mut seen
         && gpu.state == GpuState::Changing
         && moving.coming.contains(gpu_uuid)
@@ -162,7 +162,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         decided.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
     for target in targets.values().filter(|target| may_come(mps, &moving, target)) {
         enter(mps, target);
-        // What was set above a rule lasts until the rule is another.
+        // Overriding settings last until the rule changes.
         records::unset(mps, target).await;
     }
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
@@ -173,12 +173,12 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     let entries = mps.entries().clone();
     let mut reconciled = JoinSet::new();
     for (uuid, entry) in entries.into_iter().filter(|(_, entry)| entry.gpu_uuid == gpu_uuid) {
-        // A daemon that an operation brought up, and that was taken back with it, is not desired.
+        // A daemon whose operation was rolled back is not desired.
         let target = targets.get(&uuid).filter(|target| may_come(mps, &moving, target));
         let target = target.filter(|_| !moving.aside.contains(&uuid)).cloned();
         let aside = moving.aside.contains(&uuid);
-        // What an operation brought up, an operation ends. While only a layout is desired, what it will take away
-        // stays.
+        // A daemon that an operation started is ended by an operation. The daemon of a MIG device stays while
+        // its GPU waits for a new layout.
         let stands = mps.is_in_force(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
             || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
         if target.is_none() && !aside && (unseen || stands) {
@@ -200,16 +200,16 @@ async fn ask_for_many(mps: &Mps, config: &Config) {
     *mps.many() = Some(asked);
 }
 
-/// One daemon as it is wanted, with its compute mode before and after.
+/// Reconciles one daemon, and its compute mode before and after.
 async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) {
     let full = entry.target.as_ref().filter(|target| target.full_gpu);
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
-        // Before the daemon is there: nobody shall have come in past it.
+        // Before the daemon starts, so that no program gets on the GPU past it.
         compute_mode::take(mps, target, wanted.policy.compute_mode).await;
     }
-    // In turn with those who stop it, put it aside or take shares: what was decided before is no reason to
-    // start one that somebody has stopped since, or to lock somebody out whose share is being recorded.
+    // Under the lock: stopping, putting aside and share requests use it too. So this neither starts a daemon that was
+    // stopped meanwhile, nor revokes access for a share that is being recorded.
     let turn = entry.turn.lock().await;
     let aside = mps.moving().aside.contains(uuid);
     let stopped = mps.record(uuid).stopped;
@@ -217,7 +217,7 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
     if let Err(error) = entry.daemon.have(Do::Want(want)).await {
         tracing::error!(mps = entry.short, "{error}");
     }
-    // The time that its clients were given goes on over a restart of gpushd.
+    // The deadline of a drain survives a restart of gpushd.
     if let Some(end_at) = stopped.and_then(|stopped| stopped.end_at)
         && is_drained_for_ever(&entry.daemon.seen())
     {
@@ -236,14 +236,13 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
     }
     let place = Place::of(&mps.base, &entry.short);
     if place.is_taken() {
-        // What it started is on its way out, or serves somebody.
+        // Its processes are ending, or serve clients.
         if entry.daemon.seen().since > Timestamp::now() - SignedDuration::from_secs(5) {
             mps.settle_soon(&entry.gpu_uuid);
         }
         return;
     }
-    // It is gone, and so is what it was for.
-    // Its shares end first: a target that is not listed any more has none.
+    // The daemon is gone, and its purpose too. Its shares end first: a target that is not listed any more has none.
     share_end::end_all_of(mps, uuid).await;
     compute_mode::put_back(mps, uuid).await;
     place.remove();
@@ -252,7 +251,7 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
     mps.handles.timeslice.settle();
 }
 
-/// Whether clients have all the time that they want.
+/// Returns whether a daemon drains without a deadline.
 fn is_drained_for_ever(seen: &Seen) -> bool {
     seen.until.is_none() && (seen.behind || matches!(seen.state, State::Draining { .. }))
 }

@@ -1,6 +1,6 @@
-//! What is on record of targets beside their shares: whether the daemon of a full GPU is in force, who
-//! stopped one, and what was set above a rule. What is recorded is known here only once it is durable;
-//! what an operation brought about is recorded with its end.
+//! Records of targets besides their shares: whether the daemon of a full GPU is in force, who stopped a daemon, and
+//! which settings override a rule. A record is visible here only once it is durable. The result of an operation is
+//! recorded in the transaction that ends it.
 
 use gpush_api::{Gpu, GpuPlan, Mode, MpsComputeMode};
 use gpush_core::{desired, sharing};
@@ -9,22 +9,22 @@ use gpush_store::{MpsTarget, StoreError, Tx};
 use super::Mps;
 
 impl Mps {
-    /// What is on record of a target.
+    /// Returns the record of a target.
     pub(super) fn record(&self, uuid: &str) -> MpsTarget {
         let record = self.records().get(uuid).cloned();
         record.unwrap_or_else(|| MpsTarget { target: uuid.to_owned(), ..MpsTarget::default() })
     }
 
-    /// Whether a daemon of a full GPU is in force: an operation brought it up on this boot.
+    /// Returns whether a daemon of a full GPU is in force: an operation started it on this boot.
     pub(crate) fn is_in_force(&self, uuid: &str) -> bool {
         self.records().get(uuid).is_some_and(|record| record.in_force.is_some())
     }
 }
 
-/// Changes what is on record of a target, and records what goes with it. What others change meanwhile stands.
+/// Changes the record of a target, and records what belongs to the change. Concurrent changes are kept.
 ///
 /// # Errors
-/// When it can't be written; then it is as before.
+/// When it cannot be written; then the record is unchanged.
 pub(super) async fn change(
     mps: &Mps,
     uuid: &str,
@@ -51,7 +51,7 @@ fn take_in(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsTarget) {
     mps.handles.state.share(uuid, in_force);
 }
 
-/// Forgets what was set above a rule that says something else now.
+/// Forgets settings that override a rule which has changed since.
 pub(super) async fn unset(mps: &Mps, target: &sharing::Target) {
     let now = target.policy.settings.clone();
     if mps.record(&target.uuid).set.is_none_or(|set| set.rule == now) {
@@ -64,7 +64,7 @@ pub(super) async fn unset(mps: &Mps, target: &sharing::Target) {
     }
 }
 
-/// Forgets that a GPU was shared: no rule wanted it any more, and it is over.
+/// Forgets that a GPU was shared: no rule wants it any more, and its daemon has ended.
 pub(super) async fn forget(mps: &Mps, uuid: &str) {
     let known = mps.record(uuid);
     if known == ended(known.clone()) {
@@ -75,25 +75,25 @@ pub(super) async fn forget(mps: &Mps, uuid: &str) {
     }
 }
 
-/// Of a daemon that shall not be any more.
+/// The record after a daemon was removed.
 fn ended(record: MpsTarget) -> MpsTarget {
     MpsTarget { in_force: None, stopped: None, set: None, ..record }
 }
 
-/// Of one that an operation brought up. The store says of which boot.
+/// The record after an operation has started a daemon. The store adds the boot.
 fn came(record: MpsTarget) -> MpsTarget {
     MpsTarget { in_force: Some(String::new()), ..record }
 }
 
-/// What becomes of a record.
+/// Computes the next record.
 type Becomes = fn(MpsTarget) -> MpsTarget;
 
-/// What an operation made of the daemons of full GPUs, by UUID.
+/// The changes that an operation makes to the daemons of full GPUs, by UUID.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Lasting(Vec<(String, Becomes)>);
 
 impl Lasting {
-    /// Of one with these plans, once it is done.
+    /// Returns the changes of an operation with these plans, once it is done.
     pub(crate) fn of(mps: &Mps, plans: &[GpuPlan]) -> Self {
         let made = |plan: &GpuPlan| -> Option<Becomes> {
             if plan.starts_mps() {
@@ -105,8 +105,8 @@ impl Lasting {
         Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
     }
 
-    /// Of daemons that stand where a rule wants them although nothing is on record of them: the database was lost,
-    /// and what stands on these GPUs is accepted as it is.
+    /// Returns the records of daemons that run where a rule wants them, without a record: the database was lost, and
+    /// these GPUs are accepted as they are.
     pub(crate) fn of_what_stands(mps: &Mps, gpus: &[Gpu]) -> Self {
         let entries = mps.entries();
         let stands = |gpu: &&Gpu| {
@@ -115,15 +115,15 @@ impl Lasting {
         Self(gpus.iter().filter(stands).map(|gpu| (gpu.uuid.clone(), came as Becomes)).collect())
     }
 
-    /// Records it, with the end of the operation.
+    /// Records the changes, in the transaction that ends the operation.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// When they cannot be written.
     pub(crate) fn record(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         self.0.iter().try_for_each(|(uuid, change)| tx.change_mps_target(uuid, change))
     }
 
-    /// UUIDs of those of these GPUs whose rules want them exclusive to their daemons.
+    /// Returns the UUIDs of those of these GPUs whose rules want EXCLUSIVE_PROCESS for their daemons.
     pub(crate) fn exclusive(&self, mps: &Mps, gpus: &[Gpu]) -> Vec<String> {
         let config = mps.handles.state.config();
         let is_exclusive = |position: usize| {
@@ -137,7 +137,7 @@ impl Lasting {
         those.filter(|uuid| wanted.contains(&uuid.as_str())).cloned().collect()
     }
 
-    /// Takes in what was recorded.
+    /// Adopts the changes after they were recorded.
     pub(crate) fn take_in(&self, mps: &Mps) {
         self.0.iter().for_each(|(uuid, change)| take_in(mps, uuid, change));
     }

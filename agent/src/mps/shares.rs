@@ -80,7 +80,7 @@ pub(crate) async fn take(
     if let Some(memory) = entry.target.as_ref().and_then(|target| target.memory_mib) {
         sharing::fits(&settings, memory, &label)?;
     }
-    // What can't be had at any time is told before what can't be had now.
+    // Permanent reasons for a refusal are reported before temporary ones.
     let process = request.with_pid.map(|pid| process(caller, pid)).transpose()?;
     let expires_at = request.for_s.map(until).transpose()?;
     eligibility::admits(&mps.handles.readings, caller.viewer, &entry.gpu_uuid, &label).await?;
@@ -88,12 +88,12 @@ pub(crate) async fn take(
     room(mps, caller, &label, &uuid, &entry, &policy, &settings)?;
     let by = caller.actor(mps.handles.users.user(caller.peer.uid).await);
     let uid = by.uid;
-    // First: another user's clients may be in the way, and then nothing is on record.
+    // First: another user's clients may block this, and then nothing must be recorded.
     let before: BTreeSet<u32> = mps.shares_of(&uuid).iter().map(|share| share.by.uid).collect();
     let mut users = before.clone();
     users.insert(uid);
     entry.daemon.have(Do::Users(users)).await?;
-    // It may have died since it was looked at.
+    // It may have ended since it was checked.
     let now = entry.daemon.seen();
     if !view::admits(&now) {
         let _refused_already = entry.daemon.have(Do::Users(before)).await;
@@ -125,13 +125,13 @@ pub(crate) async fn take(
     tracing::info!(mps = entry.short, uid, "share s{} of {}% was taken", share.id, share.settings.percentage);
     mps.shares().push(share.clone());
     if share.process.is_some() || share.expires_at.is_some() {
-        // From now on it is checked more often whether one has ended.
+        // From now on, ended shares are checked for more often.
         mps.expiring.send_modify(|granted| *granted += 1);
     }
     Ok(taken(&uuid, &entry, &share))
 }
 
-/// Why nothing of a target is granted now.
+/// Explains why no share of a target is granted now.
 fn not_granted(mps: &Mps, entry: &Entry, label: &str, withheld: Withheld) -> ApiError {
     match withheld {
         Withheld::Claimed(holder) => {
@@ -153,7 +153,7 @@ fn not_granted(mps: &Mps, entry: &Entry, label: &str, withheld: Withheld) -> Api
     }
 }
 
-/// What the share's clients may have: what was asked for, within what the daemon lets anybody have.
+/// Returns the settings of the share's clients: the requested ones, within the daemon's limits.
 fn settings(label: &str, policy: &MpsPolicy, request: &MpsShareRequest) -> Result<MpsSettings, ApiError> {
     let ceiling = &policy.settings;
     let percentage = request.percentage.unwrap_or(ceiling.percentage);
@@ -257,7 +257,7 @@ fn until(seconds: u64) -> Result<Timestamp, ApiError> {
     Timestamp::now().checked_add(span).map_err(|_| bad())
 }
 
-/// A share as it is handed out.
+/// Returns a share as it is granted.
 fn taken(uuid: &str, entry: &Entry, share: &MpsShare) -> MpsShareTaken {
     let seen = entry.daemon.seen();
     let pipe = seen.pipe.map(|pipe| pipe.display().to_string()).unwrap_or_default();

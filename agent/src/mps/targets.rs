@@ -1,4 +1,4 @@
-//! Which daemons there should be: from the config, what stands on the GPUs, and the daemons that were found.
+//! Determines which daemons there should be: from the config, the layouts of the GPUs, and the daemons that were found.
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,8 +15,8 @@ use gpush_mps::daemon::{
 use super::{Entry, Mps, clients, many, moves::Moves, view};
 use crate::{caller::Viewer, eligibility};
 
-/// Goes on with the daemons that an agent before left running. Before anybody can ask: one that is not known yet is
-/// none to whoever asks.
+/// Adopts the daemons that a previous gpushd left running. Runs before any request is served: a request would not find
+/// a daemon that is not known yet.
 pub(crate) fn find(mps: &Mps) {
     let mut known = BTreeSet::new();
     sweep_removed(&mps.base);
@@ -42,7 +42,7 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
         let mut reasons = view::reasons(seen, &name);
         reasons.extend(seen.news.clone());
         match seen.state {
-            // It serves, and not as it should: why is not in the log otherwise.
+            // It serves, but not as it should. The log has no other line on the reason.
             State::Hung { .. } | State::Fault { .. } => {
                 tracing::warn!(mps = target, "the MPS daemon is {}: {}", state.name(), reasons.join("; "));
             }
@@ -64,7 +64,7 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
             state,
             reasons,
         })));
-        // A daemon that came up after its operation gave up has no compute mode yet.
+        // A daemon that started after its operation gave up has no compute mode yet.
         if matches!(seen.state, State::Stopped | State::Ready { .. }) {
             shared.wakes.wake(&woken);
         }
@@ -84,13 +84,13 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
     Daemon::of(short, uuid, place, mps.hands.clone(), sources, changed)
 }
 
-/// Whether a target gets a daemon: a MIG device by its layout; a full GPU when an operation says so.
+/// Returns whether a target gets a daemon. A MIG device gets it by its layout, a full GPU by an operation.
 pub(super) fn may_come(mps: &Mps, moving: &Moves, target: &Target) -> bool {
     !target.full_gpu || mps.is_in_force(&target.uuid) || moving.coming.contains(&target.uuid)
 }
 
-/// Whether what is seen of a GPU tells that nothing on it is to be shared any more. One that is not even
-/// listed may come back with all that is on it.
+/// Returns whether the reading of a GPU can show that nothing on it is to be shared any more. A GPU that is not listed
+/// may come back with everything on it.
 pub(super) fn can_be_judged(gpu: Option<&Gpu>) -> bool {
     gpu.is_some_and(|gpu| match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,
@@ -98,7 +98,7 @@ pub(super) fn can_be_judged(gpu: Option<&Gpu>) -> bool {
     })
 }
 
-/// What is wanted of the host by what was seen of it last, for those who only ask.
+/// The desired targets according to the last readings, for callers that only read.
 #[derive(Debug)]
 pub(super) struct Outlook {
     pub(super) gpus: Vec<Gpu>,
@@ -121,7 +121,7 @@ impl Outlook {
         self.decided.targets.iter().any(|target| !known.contains(&target.uuid) && comes(target))
     }
 
-    /// Why a target that has a daemon is not to be one any more: whoever has something of it may finish.
+    /// Returns why a target with a daemon is to be removed. Its shares and clients may finish.
     pub(super) fn ends(&self, uuid: &str, entry: &Entry) -> Option<String> {
         let gpu = self.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid)?;
         let is_wanted = self.decided.targets.iter().any(|target| target.uuid == uuid);
@@ -138,7 +138,7 @@ impl Outlook {
     }
 }
 
-/// Makes an entry for a target, or brings its entry up to date.
+/// Adds an entry for a target, or updates its entry.
 pub(super) fn enter(mps: &Mps, target: &Target) {
     let mut entries = mps.entries();
     if let Some(entry) = entries.get_mut(&target.uuid) {
@@ -154,14 +154,14 @@ pub(super) fn enter(mps: &Mps, target: &Target) {
     entries.insert(target.uuid.clone(), entry);
 }
 
-/// How a target shall be shared: by its rule, and by what was set above that.
+/// Returns how a target is to be shared: by its rule, and by the settings that override it.
 pub(super) fn policy(mps: &Mps, target: &Target) -> MpsPolicy {
     let set = mps.record(&target.uuid).set.filter(|set| set.rule == target.policy.settings);
     let settings = set.map_or_else(|| target.policy.settings.clone(), |set| set.settings);
     many::had(MpsPolicy { settings, ..target.policy.clone() }, mps.many().as_ref())
 }
 
-/// How the daemon of a target shall be.
+/// Returns the desired state of a target's daemon.
 pub(super) fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target, driver: Option<String>) -> Wanted {
     let settings = &config.mps;
     let usual = gpush_core::config::Mps::default();
@@ -178,7 +178,7 @@ pub(super) fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target,
     }
 }
 
-/// Where one of NVIDIA's programs is.
+/// Returns the path of one of NVIDIA's programs.
 pub(super) fn program(mps: &Mps, configured: &str, usual: &str) -> PathBuf {
     match &mps.programs {
         Some(dir) if configured == usual => dir.join(PathBuf::from(usual).file_name().unwrap_or_default()),

@@ -1,4 +1,4 @@
-//! Daemons as the API shows them, and finding the one that somebody means.
+//! Daemons as the API shows them, and the search for the daemon that a request names.
 
 use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
@@ -21,22 +21,22 @@ use crate::{
     state::redact,
 };
 
-/// How old what is shown of daemons may be.
+/// Longest age of what is shown of daemons.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// What helps where a GPU is too old for MPS.
+/// The hint for a GPU that is too old for MPS.
 pub(super) const OTHER_MODE: &str = "give its rule another mode, such as \"exclusive\" or \"timeslice\"";
 
 /// Names the share in a client's environment.
 pub(crate) const SHARE_VARIABLE: &str = "GPUSH_MPS_SHARE";
 
-/// Where a daemon is in its life.
+/// Returns the state of a daemon.
 pub(super) fn state(seen: &Seen) -> MpsState {
     match &seen.state {
-        // Those whom it served may finish, though it has gone before them.
+        // The daemon has ended before its clients, which may finish.
         State::Stopped if seen.behind => MpsState::Draining,
         State::Stopped => MpsState::Stopped,
-        // What is found is asked at once.
+        // A daemon that was found is asked at once.
         State::Starting { .. } | State::Found { .. } => MpsState::Starting,
         State::Ready { .. } => MpsState::Ready,
         State::Hung { .. } => MpsState::Hung,
@@ -48,12 +48,12 @@ pub(super) fn state(seen: &Seen) -> MpsState {
     }
 }
 
-/// Whether clients are let in.
+/// Returns whether clients are admitted.
 pub(super) fn admits(seen: &Seen) -> bool {
     seen.wanted && matches!(seen.state, State::Ready { .. })
 }
 
-/// Why a daemon is in its state.
+/// Returns why a daemon is in its state.
 pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
     let mut reasons = seen.trouble.clone();
     let inside = seen.clients.len() + seen.waiting.len();
@@ -84,7 +84,7 @@ pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
     reasons
 }
 
-/// That clients may finish, and until when.
+/// Returns that clients may finish, and until when.
 fn finishing(clients: &str, inside: usize, seen: &Seen) -> String {
     let end = if inside == 1 { "is then ended" } else { "are then ended" };
     match seen.until {
@@ -101,7 +101,7 @@ pub(super) fn label(entry: &Entry, uuid: &str) -> String {
     entry.target.as_ref().map_or_else(|| uuid.to_owned(), Target::label)
 }
 
-/// What people type for a target.
+/// Returns what users type for a target.
 pub(super) fn name(entry: &Entry) -> String {
     match &entry.target {
         Some(Target { gpu, device: None, .. }) => gpu.to_string(),
@@ -110,7 +110,7 @@ pub(super) fn name(entry: &Entry) -> String {
     }
 }
 
-/// Refuses what a target that is to go is not there for any more.
+/// Refuses a request to a target that is about to be removed.
 pub(super) fn refuse_end(label: &str, entry: &Entry, why: String) -> ApiError {
     let error = ApiError::new(Code::Conflict, format!("{label} is not to be shared through MPS any more")).cause(why);
     match entry.target.as_ref().map(|target| target.gpu) {
@@ -119,7 +119,7 @@ pub(super) fn refuse_end(label: &str, entry: &Entry, why: String) -> ApiError {
     }
 }
 
-/// Why nobody is let in.
+/// Returns why admission is closed.
 pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) -> ApiError {
     let state = match state(seen) {
         MpsState::Fault => "met a fault".to_owned(),
@@ -129,7 +129,7 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) 
     let short = name(entry);
     error.causes = reasons(seen, &short);
     match seen.state {
-        // Found by a gpushd that has just begun.
+        // Found by a gpushd that has just started.
         State::Ready { .. } => error.hint("gpushd is about to go on with it: ask again").retryable(),
         State::Stopped if !is_stopped => error.hint("it is about to be started: ask again").retryable(),
         State::Stopped | State::GivenUp => {
@@ -152,7 +152,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let ill = entries.iter().filter_map(|(uuid, entry)| {
         let seen = entry.daemon.seen();
         let ill = match seen.state {
-            // Without a failure of its own, a daemon backs off while processes of the one before it are there.
+            // A daemon without a failure backs off while processes of the previous daemon run.
             State::Hung { .. } | State::Fault { .. } | State::GivenUp | State::BackingOff { .. } => true,
             State::Stopped
             | State::Starting { .. }
@@ -166,7 +166,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let open = entries.iter().filter_map(|(uuid, entry)| {
         compute_mode::gets_past(mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
     });
-    // However often gpushd is started: it is the config that is to be mended.
+    // No restart of gpushd helps here: the config must change.
     let too_old = Outlook::of(mps, Viewer::Agent).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
     let too_old = too_old.filter_map(|gpu| {
         let error = ApiError::new(Code::Unsupported, format!("GPU {} can't be shared through MPS", gpu.index));
@@ -178,7 +178,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
 /// All daemons, by GPU and device.
 ///
 /// # Errors
-/// When there are none, and the GPUs are not known: the list would look complete.
+/// When there are no daemons and the GPUs are not known: an empty list would look complete.
 pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, ApiError> {
     share_end::expire(mps).await;
     let entries = mps.entries().clone();
@@ -204,23 +204,23 @@ fn in_order(one: &MpsDaemon, other: &MpsDaemon) -> Ordering {
     (one.gpu, &one.device, &one.uuid).cmp(&(other.gpu, &other.device, &other.uuid))
 }
 
-/// The daemon that somebody means, looked at now.
+/// Returns the daemon that a text names, polled now.
 ///
 /// # Errors
-/// When they mean none, or several.
+/// When it names no daemon, or several.
 pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(mps, text)?;
     share_end::expire(mps).await;
-    // What it was a while ago is no answer to somebody who asks for it by name. A daemon has one ear: who may change
-    // nothing does not keep it busy.
+    // A caller who asks for one daemon gets its current state. A daemon answers one connection at a time, so only
+    // administrators cause a poll each time.
     let seen = entry.daemon.fresh(if caller.viewer.is_admin() { Duration::ZERO } else { FRESH }).await;
     Ok(shown(mps, caller, &Outlook::of(mps, caller.viewer), (&uuid, &entry), seen).await)
 }
 
-/// The last lines of the logs of the daemon that somebody means.
+/// Returns the last lines of the logs of the daemon that a text names.
 ///
 /// # Errors
-/// When they mean none.
+/// When it names no daemon.
 pub(crate) async fn logs_of(mps: &Mps, text: &str, lines: usize, all: bool) -> Result<MpsLogs, ApiError> {
     let (_, entry) = find(mps, text)?;
     match entry.daemon.seen().logs {
@@ -229,10 +229,10 @@ pub(crate) async fn logs_of(mps: &Mps, text: &str, lines: usize, all: bool) -> R
     }
 }
 
-/// The target that a text names, by all that names one.
+/// Finds the target that a text names.
 ///
 /// # Errors
-/// When it names none, or several.
+/// When it names no target, or several.
 pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
     let entries = mps.entries().clone();
     let outlook = Outlook::of(mps, Viewer::Agent);
@@ -255,10 +255,10 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
     Ok((uuid, entry))
 }
 
-/// What a daemon is, without who uses it.
+/// Returns a daemon without its users.
 fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
     let seen = entry.daemon.seen();
-    // One that no rule wants any more is known by what the GPUs hold.
+    // A target that no rule wants any more is found in the GPUs' current layouts.
     let place = match &entry.target {
         Some(target) => Some((target.gpu, target.device.clone())),
         None => sharing::place(&outlook.gpus, uuid),
@@ -323,7 +323,7 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
     daemon.ends = outlook.ends(uuid, entry);
     match (&daemon.ends, gpu) {
         (Some(why), Some(gpu)) => findings.push(match gpu.mode {
-            // Nothing is done to a GPU that no rule claims, so nobody need ask for it.
+            // gpushd does nothing to a GPU that no rule claims, so no request is needed.
             Mode::Unmanaged => {
                 format!("nobody gets a share any more: {why}; who has one may finish, then it ends by itself")
             }
@@ -345,7 +345,7 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
     }
     let tenths: u32 = held.iter().map(|share| u32::from(share.settings.percentage.tenths())).sum();
     let shares: Vec<_> = held.iter().map(|share| shares::shown(share, &entry.short)).collect();
-    // Every user may see this, as in the shares: a user who waits for the daemon needs to know for whom.
+    // Every user may see this, as in the shares: a user who waits for the daemon needs to know who uses it.
     let taken = !shares.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
     let uid = seen.user.filter(|_| taken);
     let user = match uid {
@@ -354,7 +354,7 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
     };
     let rule = mps.record(uuid).set.map(|set| set.rule);
     if let Some(target) = &entry.target {
-        // A daemon that is stopped has not been told.
+        // A stopped daemon did not get the desired settings, so they are filled in here.
         daemon.wanted = targets::policy(mps, target);
     }
     let shares_percent = tenths.div_ceil(10);

@@ -1,15 +1,15 @@
-//! Compute modes that were set for MPS, that no daemon needs any more, and that are not put back yet: the driver could
-//! not be asked, the daemon never came up, or the gpushd before ended in between.
+//! Compute modes that were set for MPS, that no daemon needs any more, and that are not restored yet: the driver did
+//! not answer, the daemon never started, or the previous gpushd ended in between.
 //!
 //! ```text
-//! a GPU was reconciled, or one could not be put back ──► check: on record, and needed by no daemon?
+//! a GPU was reconciled, or a restore failed ──► check: on record, and needed by no daemon?
 //!                                                          │ one task per GPU, under its lane
 //!                                                          ▼
 //!                          put back ─ failed ─► reported in health; again after 1 s, 2 s … at most a minute
 //! ```
 //!
-//! The records outlive gpushd, so the next one continues. Nothing is checked before a GPU was reconciled once: until
-//! then it is not known which daemons there are.
+//! The records outlive gpushd, so the next one continues. Nothing is checked before the first reconciliation of a GPU:
+//! until then gpushd does not know which daemons there are.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// Whether MPS needs the compute mode of a GPU.
 type Needs = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// What is done about one GPU.
+/// The attempts to restore one GPU.
 #[derive(Debug)]
 struct Attempts {
     pauses: ExponentialBackoff,
@@ -45,11 +45,11 @@ enum Next {
     At(Instant),
 }
 
-/// What came of an attempt.
+/// The result of an attempt.
 enum Outcome {
     Done,
     Failed,
-    /// An operation changes the GPU, or it cannot be seen, which is reported elsewhere.
+    /// An operation changes the GPU, or the GPU cannot be read, which is reported elsewhere.
     NotYet,
 }
 
@@ -60,7 +60,7 @@ impl Attempts {
     }
 }
 
-/// Puts them back until gpushd stops.
+/// Restores such compute modes until gpushd stops.
 pub(crate) async fn run(
     shared: SharedGpus,
     needs: impl Fn(&str) -> bool + Send + Sync + 'static,
@@ -119,7 +119,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Puts back the compute mode of one GPU.
+/// Restores the compute mode of one GPU.
 async fn attempt(shared: &SharedGpus, needs: &Needs, uuid: &str) -> Outcome {
     if shared.0.state.maintenance().is_some() {
         return Outcome::NotYet;
@@ -150,14 +150,14 @@ async fn attempt(shared: &SharedGpus, needs: &Needs, uuid: &str) -> Outcome {
     }
 }
 
-/// UUIDs of the GPUs whose compute mode is set for MPS, and needed by no daemon.
+/// Returns the UUIDs of the GPUs whose compute mode is set for MPS, and needed by no daemon.
 fn leftovers(shared: &SharedGpus, needs: &Needs) -> Vec<String> {
     let records = shared.records().clone();
     let of_mps = records.into_iter().filter(|(_, record)| record.compute_mode.is_some_and(|set| set.by == Mode::Mps));
     of_mps.map(|(uuid, _)| uuid).filter(|uuid| !needs(uuid)).collect()
 }
 
-/// Whether what is read of a GPU is true now, and gpushd may change it.
+/// Returns whether the state of a GPU is current, and gpushd may change the GPU.
 fn is_at_hand(gpu: &Gpu) -> bool {
     match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,

@@ -1,5 +1,5 @@
-//! What gpushd sets on whole GPUs while they are shared, on record before it is set and put back
-//! afterwards: the compute mode, for MPS and for turns, and the time-slice level.
+//! What gpushd sets on whole GPUs while they are shared: the compute mode, for MPS and time-slicing, and the time-slice
+//! level. Each setting is recorded before it is set, and the previous one is restored afterwards.
 //!
 //! ```text
 //!           what is there is recorded, then set           the one from before is set
@@ -9,12 +9,12 @@
 //!     └───────────────────────────────────────────┘  └─► taken
 //! ```
 //!
-//! The driver forgets both with a reboot, and so do the records then: what is found is what there was
-//! before. The record of a GPU is changed by one caller at a time, so that no use puts back what the next one has
-//! taken. GPUs do not wait for each other.
+//! The driver forgets both settings at a reboot, and so do the records: the values found after it count as the original
+//! ones. One caller at a time changes the record of a GPU, so no use restores a setting that the next use needs. GPUs
+//! do not wait for each other.
 //!
-//! What cannot be read or set back stays on record: `leftover` tries again what MPS left, and the reconciler of
-//! time-slicing what that left.
+//! A setting that cannot be read or restored stays on record: `leftover` retries for MPS, and the reconciler of
+//! time-slicing for its own.
 
 mod leftover;
 
@@ -34,7 +34,7 @@ use crate::{
     state::{State, readings::Readings},
 };
 
-/// What is on record. A handle, cheap to clone.
+/// The recorded settings. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedGpus(Arc<Inner>);
 
@@ -47,9 +47,9 @@ struct Inner {
     lanes: Lanes,
     /// By UUID of the GPU.
     records: Mutex<BTreeMap<String, SharedGpu>>,
-    /// By UUID of the GPU; held while its record is changed.
+    /// By UUID of the GPU; locked while its record is changed.
     locks: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// Compute modes that no mode needs any more and that are not put back yet, by UUID of their GPU.
+    /// Errors of compute modes that no mode needs any more and that are not restored yet, by UUID of their GPU.
     troubles: Mutex<BTreeMap<String, ApiError>>,
     /// Counts how often something may have been left over.
     wake: watch::Sender<u64>,
@@ -88,27 +88,27 @@ impl SharedGpus {
         known.unwrap_or_else(|| SharedGpu { gpu: uuid.to_owned(), ..SharedGpu::default() })
     }
 
-    /// The level that was set on a GPU.
+    /// Returns the level that was set on a GPU.
     pub(crate) fn level(&self, uuid: &str) -> Option<LevelSet> {
         self.record(uuid).level
     }
 
-    /// The compute mode that was set on a GPU for the sake of a mode.
+    /// Returns the compute mode that was set on a GPU for a mode.
     pub(crate) fn compute_mode(&self, uuid: &str, by: Mode) -> Option<ComputeModeSet> {
         self.record(uuid).compute_mode.filter(|set| set.by == by)
     }
 
-    /// Whether anything is set for the sake of turns on a GPU.
+    /// Returns whether anything is set on a GPU for time-slicing.
     pub(crate) fn has_turns_of(&self, uuid: &str) -> bool {
         self.records().get(uuid).is_some_and(is_of_turns)
     }
 
-    /// Has it checked whether a compute mode is set that no mode needs any more.
+    /// Starts a check for compute modes that no mode needs any more.
     pub(crate) fn look(&self) {
         self.0.wake.send_modify(|times| *times += 1);
     }
 
-    /// What was set and can't be put back yet.
+    /// Returns the settings that cannot be restored yet.
     pub(crate) fn health(&self) -> Vec<ApiError> {
         self.troubles().values().cloned().collect()
     }
@@ -117,7 +117,7 @@ impl SharedGpus {
         self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anything is set for the sake of turns on any.
+    /// Returns whether anything is set for time-slicing on any GPU.
     pub(crate) fn has_turns(&self) -> bool {
         self.records().values().any(is_of_turns)
     }
@@ -128,11 +128,10 @@ fn is_of_turns(record: &SharedGpu) -> bool {
 }
 
 impl SharedGpus {
-    /// Sees to it that a GPU has a compute mode for the sake of the mode of its rule; the one that was there,
-    /// when it had another.
+    /// Sets the compute mode of a GPU for the mode of its rule. Returns the previous compute mode if it differed.
     ///
     /// # Errors
-    /// Why it has not.
+    /// Why the GPU does not have the compute mode.
     pub(crate) async fn take(
         &self,
         uuid: &str,
@@ -141,14 +140,14 @@ impl SharedGpus {
         is_needed: impl Fn() -> bool,
     ) -> Result<Option<ComputeMode>, String> {
         let _lock = self.lock(uuid).await;
-        // It may have failed since it was asked for: then it is put back, and not taken again.
+        // The need may have ended since the call: then the mode is restored, and must not be set again.
         if !is_needed() {
             return Ok(None);
         }
         let Some(now) = self.read(uuid).await? else { return Ok(None) };
         let record = self.record(uuid);
         let taken = match record.compute_mode {
-            // What was there before the first of several is what goes back.
+            // After several changes, the mode from before the first one is restored.
             Some(set) => {
                 let last = Some(now).filter(|now| set.is_ours(*now)).or(set.last).filter(|last| *last != wanted);
                 Some(ComputeModeSet { set: wanted, last, by, ..set })
@@ -161,15 +160,15 @@ impl SharedGpus {
         if now != wanted {
             self.set(uuid, wanted).await?;
         }
-        // It was read back: nothing else is of our making any more.
+        // The mode was read back: gpushd's earlier value is not on the GPU any more.
         if let Some(done) = taken.filter(|taken| taken.last.is_some()) {
             self.keep(SharedGpu { compute_mode: Some(ComputeModeSet { last: None, ..done }), ..record }).await?;
         }
         Ok((now != wanted).then_some(now))
     }
 
-    /// What is to be put on record of GPUs whose daemons stand, and of which nothing is since the database was lost: those
-    /// that are EXCLUSIVE_PROCESS were given that, and had before what a driver begins with.
+    /// Returns records for GPUs whose daemons run, and whose records were lost with the database. A GPU in
+    /// EXCLUSIVE_PROCESS counts as set by gpushd, and its previous mode as the driver's default.
     pub(crate) async fn as_found(&self, uuids: &[String]) -> Vec<SharedGpu> {
         let mut found = Vec::new();
         for uuid in uuids {
@@ -187,16 +186,16 @@ impl SharedGpus {
         found
     }
 
-    /// Takes in what was recorded.
+    /// Adopts new records.
     pub(crate) fn take_in(&self, recorded: Vec<SharedGpu>) {
         self.records().extend(recorded.into_iter().map(|record| (record.gpu.clone(), record)));
     }
 
-    /// Puts back the compute mode that a GPU had before one was set for the sake of a mode; the one that it has
-    /// now, if it was put back. Somebody else's doing since then is left alone.
+    /// Restores the compute mode that a GPU had before gpushd set one for this mode, unless another program has changed
+    /// it since. Returns the restored mode; `None` if there was nothing to restore.
     ///
     /// # Errors
-    /// Why it could not be put back: it stays on record.
+    /// Why it could not be restored: it stays on record.
     pub(crate) async fn put_back(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
         let _lock = self.lock(uuid).await;
         self.restore(uuid, by).await
@@ -205,7 +204,7 @@ impl SharedGpus {
     /// The same, unless a caller needs it again.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Self::put_back`].
     async fn put_back_unless_needed(
         &self,
         uuid: &str,
@@ -229,11 +228,11 @@ impl SharedGpus {
         Ok(ours.then_some(taken.before))
     }
 
-    /// Records which level is about to be set on a GPU, and which one of ours it may have until then; or that none of
-    /// ours is there any more.
+    /// Records the level that is about to be set on a GPU, and the earlier level of gpushd that it may still have.
+    /// `None`: the GPU has no level of gpushd any more.
     ///
     /// # Errors
-    /// When it can't be recorded: then it is not to be set.
+    /// When it cannot be recorded: then it must not be set.
     pub(crate) async fn note_level(&self, uuid: &str, level: Option<LevelSet>) -> Result<(), String> {
         let _lock = self.lock(uuid).await;
         let record = self.record(uuid);
@@ -243,10 +242,10 @@ impl SharedGpus {
         self.keep(SharedGpu { level, ..record }).await
     }
 
-    /// The compute mode of a GPU; `None` where it has none: one that is cut, or a part that knows none.
+    /// Reads the compute mode of a GPU; `None` in MIG mode, or when the GPU has no compute modes.
     ///
     /// # Errors
-    /// Why it is not known. Whose it is can't be told then, and so it is nobody else's.
+    /// Why it is not known. The caller must not assume then that another program has changed it.
     async fn read(&self, uuid: &str) -> Result<Option<ComputeMode>, String> {
         let why = |cause: String| format!("its compute mode can't be read: {cause}");
         let reading = self.0.readings.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
@@ -257,12 +256,12 @@ impl SharedGpus {
         }
     }
 
-    /// Sets a compute mode. The driver layer has read it back when it says that it is so.
+    /// Sets a compute mode. The driver layer has read it back when this succeeds.
     async fn set(&self, uuid: &str, mode: ComputeMode) -> Result<(), String> {
         let called = self.0.hardware.set_compute_mode(uuid, mode).await;
         self.0.readings.outdate(uuid);
         called.map_err(|error| format!("its compute mode can't be made {mode}: {error}"))?;
-        // Whoever looks from now on sees it.
+        // Later callers see the new mode.
         let _ = self.read(uuid).await;
         Ok(())
     }

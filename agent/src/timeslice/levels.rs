@@ -1,7 +1,7 @@
-//! Levels of GPUs that are shared by turns: read, and set where they differ.
+//! Levels of time-sliced GPUs: read, and set where they differ.
 //!
 //! ```text
-//! list ─► each GPU: as it shall be ─────────────────────────────────► seen
+//! list ─► each GPU: as desired ─────────────────────────────────────► seen
 //!           │ differs                                                  ▲
 //!           ▼                                                          │
 //!         on record (unless it is the driver's own) ─► set ─► list ────┘ done only when it is told so
@@ -16,13 +16,13 @@ use gpush_store::LevelSet;
 
 use super::{Level, Subject, Timeslice, pace::Pace, settle::Aim, smi};
 
-/// What is said of a GPU whose driver has no levels for it.
+/// The reason for a GPU whose driver has no levels for it.
 const UNSUPPORTED: &str = "its driver has no time-slice levels for this part: Turing and later have them";
 
-/// And where that is not so.
+/// The reason when the driver denies levels that the GPU had before.
 const DOUBTED: &str = "it has no time-slice levels, and yet it had one before";
 
-/// Who sets levels.
+/// The caller that sets levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Setter {
     /// The reconciler: it takes the lane of each GPU that it changes, and leaves a GPU whose lane is not free.
@@ -31,8 +31,8 @@ pub(super) enum Setter {
     Operation,
 }
 
-/// Reads the levels of all by one run of `nvidia-smi`, and sets those that differ. Returns the UUIDs of those whose
-/// lanes were not free.
+/// Reads the levels of all GPUs with one run of `nvidia-smi`, and sets those that differ. Returns the UUIDs of GPUs
+/// whose lanes were not free.
 pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim], setter: Setter) -> Vec<String> {
     let mut busy = Vec::new();
     let Some(told) = list(timeslice, pace, aims).await else { return busy };
@@ -93,8 +93,8 @@ pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim], s
     busy
 }
 
-/// What is told of a GPU. That it has no levels is believed of a part that never had one: of another a
-/// level of ours would be forgotten for a driver that failed once.
+/// Returns what nvidia-smi reports of a GPU. "Not supported" counts only for a GPU that never had a level. Otherwise
+/// one failure of the driver would make gpushd forget a level that it has set.
 fn of(timeslice: &Timeslice, told: &[(Named, Told)], aim: &Aim) -> Option<Told> {
     let uuid = &aim.gpu.uuid;
     let told = level_of(told, aim.gpu.index, uuid, &aim.gpu.pci)?.clone();
@@ -111,7 +111,7 @@ fn of(timeslice: &Timeslice, told: &[(Named, Told)], aim: &Aim) -> Option<Told> 
     })
 }
 
-/// What nvidia-smi tells; `None` when it fails, which is noted.
+/// Lists the levels with nvidia-smi. Returns `None` when it fails, and records why.
 async fn list(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) -> Option<Vec<(Named, Told)>> {
     match smi::list(timeslice).await {
         Ok(told) => {
@@ -119,7 +119,7 @@ async fn list(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) -> Option<Ve
             timeslice.well(&Subject::Program);
             Some(told)
         }
-        // Entered meanwhile: that is told elsewhere.
+        // Maintenance began meanwhile, which is reported elsewhere.
         Err(_) if timeslice.state.maintenance().is_some() => None,
         Err(error) => {
             let why = [vec![error.message.clone()], error.causes.clone()].concat().join(": ");
@@ -133,7 +133,7 @@ async fn list(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) -> Option<Ve
     }
 }
 
-/// Takes in what is told of a GPU that is kept; what was known before.
+/// Records what nvidia-smi reports of a GPU that is kept at a level. Returns the previous level.
 fn see(timeslice: &Timeslice, aim: &Aim, told: Option<&Told>) -> Option<Level> {
     aim.policy.as_ref()?;
     let level = match turns::next(aim.level(), told) {
@@ -145,11 +145,11 @@ fn see(timeslice: &Timeslice, aim: &Aim, told: Option<&Told>) -> Option<Level> {
     timeslice.see(&aim.gpu.uuid, level)
 }
 
-/// Sets a level; whether it may be that now.
+/// Sets a level. Returns whether the GPU may have it now.
 async fn change(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, now: TimesliceLevel) -> bool {
     let uuid = &aim.gpu.uuid;
     if aim.policy.is_none() && !timeslice.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
-        // Somebody else's doing since then is left alone.
+        // Another program has set the level since: it stays.
         well(timeslice, pace, aim).await;
         return false;
     }
@@ -157,9 +157,9 @@ async fn change(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, now: Timeslic
         return false;
     }
     let wanted = aim.level();
-    // What was read as set, by us or somebody else, can be set: then a refusal is no trait of the part.
+    // A level other than the default proves that levels can be set. So a refusal does not mean that the GPU has none.
     let can_be_set = now != TimesliceLevel::Default || timeslice.was_kept_at_any(uuid);
-    // Until it was read back it may be either.
+    // Until the level is read back, the GPU may have either one.
     let last = timeslice.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
     let about = LevelSet { set: wanted, last: last.filter(|last| *last != wanted) };
     if wanted != TimesliceLevel::Default
@@ -187,7 +187,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, now: Timeslic
     }
 }
 
-/// Tells the log that a level is as it shall be, and what it was.
+/// Logs that a level is as desired, and the previous level.
 fn say(timeslice: &Timeslice, aim: &Aim, before: TimesliceLevel) {
     let (gpu, level) = (&aim.gpu.uuid, aim.level());
     match &aim.policy {
@@ -200,7 +200,7 @@ fn say(timeslice: &Timeslice, aim: &Aim, before: TimesliceLevel) {
     }
 }
 
-/// It is as it shall be.
+/// Records that a level is as desired.
 async fn well(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim) {
     let subject = Subject::Level(aim.gpu.uuid.clone());
     pace.well(&subject);
@@ -218,7 +218,7 @@ async fn well(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim) {
     }
 }
 
-/// There are no levels; `before` is what was known.
+/// Records that a GPU has no levels. `before` is the previous record.
 async fn unsupported(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, before: Option<Level>) {
     if aim.level() != TimesliceLevel::Default && !matches!(before, Some(Level::Unsupported(_))) {
         tracing::warn!(gpu = aim.gpu.uuid, "{UNSUPPORTED}; the config wants {}", aim.level());
@@ -229,7 +229,7 @@ async fn unsupported(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, before: 
     forget(timeslice, aim).await;
 }
 
-/// Nothing of ours is on the GPU any more.
+/// Records that gpushd has no setting on the GPU any more.
 async fn forget(timeslice: &Timeslice, aim: &Aim) {
     if let Err(why) = timeslice.shared_gpus.note_level(&aim.gpu.uuid, None).await {
         tracing::error!(gpu = aim.gpu.uuid, "{why}");

@@ -1,7 +1,7 @@
-//! GPUs that are shared by turns: their time-slice level and compute mode are kept as the rule wants them.
+//! Time-sliced GPUs: keeps their time-slice level and compute mode as the rule says.
 //!
 //! ```text
-//! config, what stands on the GPUs ──► core::turns: keep, wait, let go
+//! config, layouts of the GPUs ──► core::turns: keep, wait, let go
 //!                                        │
 //!   woken, or a minute has passed ──► settle ──► compute mode, through the driver worker
 //!                                        │
@@ -13,20 +13,20 @@
 //! The reconciler sets the compute mode of each GPU in its own task, and a level only under the lane of its GPU. An
 //! operation has the lanes of its GPUs and sets both itself.
 //!
-//! A level is had from `nvidia-smi compute-policy` alone: no NVML call tells or sets it. That program takes
-//! its time, so one run reads all GPUs together, at most once a minute while nothing is different, and none
-//! is run while no GPU takes turns that has levels. What the driver forgets (at a reboot, a reset, with the
-//! end of its last user) is set again as soon as gpushd sees that the driver or the GPU is back.
+//! Only `nvidia-smi compute-policy` reads and sets a level: NVML has no call for it. The program is slow. So one run
+//! reads all GPUs, at most once a minute while nothing changes, and only while a time-sliced GPU has levels. The driver
+//! forgets both settings at a reboot, at a reset, and when its last user ends. gpushd sets them again as soon as it
+//! sees that the driver or the GPU is back.
 //!
-//! Neither setting ends or slows what runs: both reach only contexts that are made later. And neither is a
-//! wall: holders by turns share memory and faults, and nobody is sure of any part of the time.
+//! Neither setting ends or slows running processes: both apply only to new contexts. Neither isolates processes: they
+//! share memory and faults, and no process has a guaranteed part of the time.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `settle` | which GPUs there are, and when to look |
+//! | `settle` | which GPUs there are, and when they are checked |
 //! | `modes` | their compute modes |
 //! | `levels` | their levels |
-//! | `pace` | when what failed is tried again |
+//! | `pace` | retries after failures |
 //! | `smi` | `nvidia-smi compute-policy` |
 //! | `moves` | what operations do with them |
 
@@ -64,7 +64,7 @@ pub(crate) use self::{
     settle::run,
 };
 
-/// What is known of GPUs that are shared by turns, and what is used to keep them so. A handle, cheap to clone.
+/// Time-sliced GPUs, and the handles that keep their settings. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Timeslice(Arc<Inner>);
 
@@ -87,8 +87,8 @@ pub(crate) struct Inner {
     outside: Arc<Outside>,
     stopping: CancellationToken,
     seen: Mutex<BTreeMap<String, Seen>>,
-    /// UUIDs of GPUs of which a level was read: they have levels, whatever the driver says for a moment. No
-    /// part changes that while the host is up, so it is not forgotten.
+    /// UUIDs of GPUs whose level was read once: they have levels, even if the driver denies it for a moment. No GPU
+    /// changes that while the host is up, so it is never forgotten.
     proven: Mutex<BTreeSet<String>>,
     troubles: Mutex<BTreeMap<Subject, ApiError>>,
     /// Counts how often the reconciler was woken.
@@ -98,7 +98,7 @@ pub(crate) struct Inner {
     afresh: AtomicBool,
 }
 
-/// What a trouble is about.
+/// The subject of a trouble.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Subject {
     /// `nvidia-smi`, and so all levels.
@@ -109,26 +109,26 @@ enum Subject {
     ComputeMode(String),
 }
 
-/// A level as it was seen.
+/// The last reading of a level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     level: Level,
     since: Timestamp,
-    /// When it was read last, or was to be.
+    /// When it was last read, or should have been.
     read_at: Timestamp,
-    /// Why it is not the wanted one.
+    /// Why it is not the desired level.
     failed: Option<String>,
-    /// The one that it was kept at by this agent: another one is drift.
+    /// The level at which this gpushd kept the GPU. Any other level is drift.
     kept: Option<TimesliceLevel>,
 }
 
-/// What is known of a level.
+/// A level, or why there is none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Level {
     Known(TimesliceLevel),
-    /// The driver has none for this part, in its words.
+    /// The driver has no levels for this GPU model; its message.
     Unsupported(String),
-    /// Why not.
+    /// Why the level is not known.
     Unknown(String),
 }
 
@@ -165,7 +165,7 @@ impl Timeslice {
         self.wake.send_modify(|times| *times += 1);
     }
 
-    /// Wakes the reconciler; what failed before is tried again at once.
+    /// Wakes the reconciler, and retries at once what failed before.
     pub(crate) fn settle_afresh(&self) {
         self.afresh.store(true, Ordering::Relaxed);
         self.settle();
@@ -175,12 +175,12 @@ impl Timeslice {
         self.afresh.swap(false, Ordering::Relaxed)
     }
 
-    /// The levels as last read, by UUID of the GPU. The desired level is not in there: the config tells it.
+    /// Returns the levels as last read, by UUID of the GPU, without the desired level, which is in the config.
     fn views(&self) -> BTreeMap<String, TimesliceView> {
         self.all_seen().iter().map(|(uuid, seen)| (uuid.clone(), view(seen.clone()))).collect()
     }
 
-    /// What keeps GPUs from being as they are wanted.
+    /// Returns why GPUs differ from their desired settings.
     pub(crate) fn health(&self) -> Vec<ApiError> {
         self.all_troubles().values().cloned().collect()
     }
@@ -193,7 +193,7 @@ impl Timeslice {
         self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in what a GPU's level is; the one that was known before.
+    /// Records the level of a GPU. Returns the previous one.
     fn see(&self, uuid: &str, level: Level) -> Option<Level> {
         let mut seen = self.all_seen();
         let before = seen.get(uuid).cloned();
@@ -206,48 +206,47 @@ impl Timeslice {
         before.map(|before| before.level)
     }
 
-    /// Notes why a level is not the wanted one.
+    /// Records why a level is not the desired one.
     fn failed(&self, uuid: &str, why: String) {
         if let Some(seen) = self.all_seen().get_mut(uuid) {
             seen.failed = Some(why);
         }
     }
 
-    /// Notes that a GPU has the level that it shall have.
+    /// Records that a GPU has its desired level.
     fn keep(&self, uuid: &str, level: TimesliceLevel) {
         if let Some(seen) = self.all_seen().get_mut(uuid) {
             (seen.failed, seen.kept) = (None, Some(level));
         }
     }
 
-    /// Whether a GPU was kept at a level before.
+    /// Returns whether a GPU was kept at this level before.
     fn was_kept(&self, uuid: &str, level: TimesliceLevel) -> bool {
         self.all_seen().get(uuid).is_some_and(|seen| seen.kept == Some(level))
     }
 
-    /// Whether a GPU was kept at another level than the driver's own before.
+    /// Returns whether a GPU was kept before at a level other than the driver's default.
     fn was_kept_at_any(&self, uuid: &str) -> bool {
         let own = TimesliceLevel::Default;
         self.all_seen().get(uuid).is_some_and(|seen| seen.kept.is_some_and(|kept| kept != own))
     }
 
-    /// Notes that a level was read of a GPU.
+    /// Records that a level was read from a GPU.
     fn prove(&self, uuid: &str) {
         self.proven.lock().unwrap_or_else(PoisonError::into_inner).insert(uuid.to_owned());
     }
 
-    /// Whether one was, ever.
+    /// Returns whether a level was ever read from a GPU.
     fn is_proven(&self, uuid: &str) -> bool {
         self.proven.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
 
-    /// Whether the driver has no levels for a GPU.
+    /// Returns whether the driver has no levels for a GPU.
     fn is_unsupported(&self, uuid: &str) -> bool {
         matches!(self.all_seen().get(uuid), Some(Seen { level: Level::Unsupported(_), .. }))
     }
 
-    /// Forgets what was seen of GPUs that do not take turns, and the troubles of those that nothing is to be
-    /// done for.
+    /// Forgets the readings of GPUs that are not time-sliced, and the troubles of GPUs that need no action.
     fn retain(&self, takes_turns: impl Fn(&str) -> bool, is_tended: impl Fn(&str) -> bool) {
         self.all_seen().retain(|uuid, _| takes_turns(uuid));
         self.all_troubles().retain(|subject, _| match subject {
@@ -256,13 +255,13 @@ impl Timeslice {
         });
     }
 
-    /// No GPU takes turns.
+    /// Forgets all readings: no GPU is time-sliced.
     fn forget(&self) {
         self.all_seen().clear();
         self.all_troubles().clear();
     }
 
-    /// Notes a trouble, and logs it when it is another than before.
+    /// Records a trouble. Logs it if it differs from the last one.
     fn note(&self, subject: Subject, error: &ApiError) {
         let before = self.all_troubles().insert(subject, error.clone());
         if before.as_ref() != Some(error) {

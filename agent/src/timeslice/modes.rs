@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::{Subject, Timeslice, pace::Pace, settle::Aim};
 
-/// The tasks that set compute modes, one per GPU, so that a GPU that hangs delays no other.
+/// The tasks that set compute modes, one per GPU, so that a GPU that hangs does not delay the others.
 #[derive(Debug, Default)]
 pub(super) struct ModeTasks {
     tasks: JoinSet<(Aim, Option<Result<(), String>>)>,
@@ -15,12 +15,12 @@ pub(super) struct ModeTasks {
     running: BTreeMap<String, Running>,
 }
 
-/// A task whose result was not taken yet.
+/// A task whose result was not read yet.
 #[derive(Debug)]
 struct Running {
-    /// What it sets.
+    /// The policy that it sets.
     policy: Option<TimeslicePolicy>,
-    /// Whether its result is out of date: something else is wanted since, or what failed is to be tried again.
+    /// Whether its result is out of date: another policy is desired since, or failures are to be retried.
     outdated: bool,
 }
 
@@ -48,18 +48,18 @@ impl ModeTasks {
         }
     }
 
-    /// Has what fails in a running task tried again at once.
+    /// Lets a running task's failure be retried at once.
     pub(super) fn outdate(&mut self) {
         self.running.values_mut().for_each(|running| running.outdated = true);
     }
 
-    /// Waits until a task has ended and takes its result. Returns whether the GPU is to be checked again. Waits for
-    /// ever if there is none.
+    /// Waits until a task has ended and takes its result; waits indefinitely if there is none. Returns whether the GPU
+    /// is to be checked again.
     pub(super) async fn ended(&mut self, timeslice: &Timeslice, pace: &mut Pace) -> bool {
         let Some(Ok((aim, done))) = self.tasks.join_next().await else { return std::future::pending().await };
         let outdated = self.running.remove(&aim.gpu.uuid).is_some_and(|running| running.outdated);
         match done {
-            // A pause after it would delay what is wanted now.
+            // A pause would delay the newly desired policy.
             Some(Err(_)) if outdated => {}
             Some(done) => note(timeslice, pace, &aim, done),
             None => {}
@@ -96,7 +96,7 @@ fn note(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, done: Result<(), Stri
     }
 }
 
-/// Whether there is something to do, as far as is known.
+/// Returns whether the last reading differs from the desired mode.
 fn differs(timeslice: &Timeslice, aim: &Aim) -> bool {
     let ours = timeslice.shared_gpus.compute_mode(&aim.gpu.uuid, Mode::Timeslice);
     match &aim.policy {
@@ -109,7 +109,7 @@ fn differs(timeslice: &Timeslice, aim: &Aim) -> bool {
     }
 }
 
-/// Sets the compute mode of a GPU; on one that is let go, the mode from before.
+/// Sets the compute mode of a GPU; the previous mode on a GPU that is let go.
 async fn put_in_force(timeslice: &Timeslice, aim: &Aim) -> Result<(), String> {
     if !differs(timeslice, aim) {
         return Ok(());

@@ -1,6 +1,6 @@
-//! GPUs that an operation makes ready to be time-sliced, or takes away from that: it is done only once their level
-//! and compute mode were read back, and begins only once what was set for time-slicing is gone. The operation has the
-//! lanes of these GPUs and does this itself.
+//! What an operation does for time-sliced GPUs. A GPU becomes time-sliced only once its level and compute mode were
+//! read back. It stops being time-sliced only once gpushd's settings are gone. The operation has the lanes of these
+//! GPUs and does this itself.
 //!
 //! ```text
 //! plan ─► leaves the GPU whole, and its rule says timeslice ─► step Set
@@ -8,7 +8,7 @@
 //! done  ─► step Set ─► set and read back ─► what did not come about is noted with the operation
 //! ```
 //!
-//! A level that cannot be set is no reason to take a GPU back: the reconciler tries again, as after any drift.
+//! A level that cannot be set does not undo the change of a GPU: the reconciler retries, as after any drift.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use crate::caller::Viewer;
 /// How long an operation waits for `nvidia-smi`, which may take a while to find its driver.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Fills in which plans leave a GPU that is shared by turns from then on.
+/// Fills in which plans leave a GPU that is time-sliced afterwards.
 pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     for plan in plans.iter_mut().filter(|plan| plan.error.is_none() && !plan.is_empty()) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
@@ -36,8 +36,8 @@ pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     }
 }
 
-/// Brings GPUs to the level and compute mode that their rules want, for an operation that has their lanes. Returns a
-/// sentence on what is not so.
+/// Sets GPUs to the level and compute mode of their rules, for an operation that has their lanes. Returns a sentence on
+/// each setting that differs.
 pub(crate) async fn settled(timeslice: &Timeslice, uuids: &[String]) -> Vec<String> {
     if uuids.is_empty() {
         return Vec::new();
@@ -55,9 +55,9 @@ pub(crate) async fn settled(timeslice: &Timeslice, uuids: &[String]) -> Vec<Stri
     found.flat_map(|error| error.sentences().into_iter().map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
-/// Whether all of them could be seen.
+/// Returns whether all GPUs could be read.
 async fn put_in_force(timeslice: &Timeslice, uuids: &[String]) -> bool {
-    // What was read before the operation's last step is not true any more.
+    // Readings from before the operation's last step are out of date.
     let _read = timeslice.readings.now(uuids).await;
     let Ok(host) = timeslice.readings.known() else { return false };
     let mut gpus = host.gpus(Viewer::Agent);
@@ -70,7 +70,7 @@ async fn put_in_force(timeslice: &Timeslice, uuids: &[String]) -> bool {
     let are_seen = uuids.iter().all(|uuid| aims.iter().any(|aim| aim.gpu.uuid == *uuid));
     let mut pace = Pace::default();
     modes::tend_owned(timeslice, &mut pace, &aims).await;
-    // Nothing of ours is on the others.
+    // gpushd has set nothing on the others.
     aims.retain(|aim| aim.policy.is_some() || timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
     if !aims.is_empty() {
         let _none_is_busy = levels::tend(timeslice, &mut pace, &aims, Setter::Operation).await;
@@ -78,7 +78,7 @@ async fn put_in_force(timeslice: &Timeslice, uuids: &[String]) -> bool {
     are_seen
 }
 
-/// GPUs on which something of ours stands that is there for turns.
+/// Returns the GPUs on which gpushd has settings for time-slicing.
 pub(crate) fn to_let_go(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<String> {
     let ours = plans.iter().filter(|plan| !plan.sets_timeslice() && timeslice.shared_gpus.has_turns_of(&plan.uuid));
     ours.map(|plan| plan.uuid.clone()).collect()

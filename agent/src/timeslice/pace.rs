@@ -1,4 +1,4 @@
-//! When levels are read, and when what failed is tried again.
+//! Decides when levels are read, and when failed attempts are retried.
 //!
 //! ```text
 //! something has changed ──► now
@@ -19,18 +19,18 @@ const LOOK: Duration = Duration::from_secs(60);
 /// Longest pause after failures.
 const LONGEST: Duration = Duration::from_secs(16 * 60);
 
-/// When levels were read last, and what has failed.
+/// The time of the last reading, and the failures.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     read_at: Option<Instant>,
     failed: BTreeMap<Subject, (ExponentialBackoff, Instant)>,
-    /// Whether there is something to look at by the clock.
+    /// Whether there are GPUs to check periodically.
     goes_on: bool,
 }
 
 impl Pace {
-    /// Whether levels are to be read: something is `new`, or there are some to keep and it was long ago.
-    /// When they are, that counts as the last time.
+    /// Returns whether levels are due to be read: something is `new`, or there are some to keep and the last reading is
+    /// old. If so, this counts as the last reading.
     pub(super) fn is_due(&mut self, new: bool, some_to_keep: bool) -> bool {
         let waited = self.read_at.is_none_or(|at| at.elapsed() >= LOOK);
         let due = new || some_to_keep && waited && self.may_try(&Subject::Program);
@@ -40,12 +40,12 @@ impl Pace {
         due
     }
 
-    /// Whether GPUs are to be looked at by the clock.
+    /// Sets whether GPUs are checked periodically.
     pub(super) fn go_on(&mut self, goes_on: bool) {
         self.goes_on = goes_on;
     }
 
-    /// Whether it may be tried, after what failed.
+    /// Returns whether an attempt may be made now, after earlier failures.
     pub(super) fn may_try(&self, subject: &Subject) -> bool {
         self.failed.get(subject).is_none_or(|(_, again)| *again <= Instant::now())
     }
@@ -60,7 +60,7 @@ impl Pace {
         self.failed.remove(subject);
     }
 
-    /// When to look next by the clock.
+    /// Returns the time of the next periodic check.
     pub(super) fn next(&self) -> Option<Instant> {
         self.goes_on.then(|| Instant::now() + LOOK)
     }

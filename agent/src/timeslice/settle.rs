@@ -1,5 +1,5 @@
-//! Which time-sliced GPUs are checked, and when: after a change of the config, the driver or a GPU, and each minute
-//! while there are some.
+//! Decides when time-sliced GPUs are checked: after a change of the config, the driver or a GPU, and each minute while
+//! there are some.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,8 @@ use super::{
 };
 use crate::caller::Viewer;
 
-/// Keeps them as their rules want until gpushd stops. `has_daemon` tells whether a GPU has an MPS daemon.
+/// Keeps time-sliced GPUs at their rules' settings until gpushd stops. `has_daemon` returns whether a GPU has an MPS
+/// daemon.
 pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool + Send + Sync + 'static) {
     let timeslice = &timeslice;
     let tend = async {
@@ -44,39 +45,39 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
                 _ = snapshots.wait_for(|host| host.changes != changes) => {}
                 changed = status.changed() => if changed.is_err() { return },
                 () = wait => {}
-                // Awaited here, where nothing else of it is borrowed.
+                // Awaited here, where nothing else borrows `tending`.
                 () = tending.mode_ended(timeslice) => {}
             }
         }
     };
-    // What was set is on record: whoever comes after goes on with it.
+    // Every setting is recorded: the next gpushd continues with it.
     tokio::select! {
         () = timeslice.stopping.cancelled() => {}
         () = tend => {}
     }
 }
 
-/// A GPU, and what it is to be.
+/// A GPU and its desired settings.
 #[derive(Debug, Clone)]
 pub(super) struct Aim {
     pub(super) gpu: Gpu,
-    /// `None` for one that is let go.
+    /// `None` for a GPU that is let go.
     pub(super) policy: Option<TimeslicePolicy>,
 }
 
 impl Aim {
-    /// The level that it shall have.
+    /// Returns the desired level.
     pub(super) fn level(&self) -> TimesliceLevel {
         self.policy.as_ref().map_or(TimesliceLevel::Default, |policy| policy.level)
     }
 }
 
-/// What there was to see to; more of it, or another driver, is a reason to read levels at once.
+/// The GPUs at the last check. A new GPU, or a new driver, makes gpushd read the levels at once.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Sight {
-    /// UUIDs, each with the number of the level that it shall have.
+    /// UUIDs, each with the number of its desired level.
     aims: BTreeSet<(String, u8)>,
-    /// How many driver workers were started: with another one the driver may be another.
+    /// Number of driver workers started so far: a new worker may have another driver.
     workers: u64,
     program: String,
 }
@@ -100,13 +101,13 @@ impl Tending {
         while !self.modes.ended(timeslice, &mut self.pace).await {}
     }
 
-    /// Forgets what was tried, but not what is being done.
+    /// Forgets past attempts, but not the running ones.
     fn reset(&mut self) {
         (self.pace, self.last) = (Pace::default(), Sight::default());
         self.modes.outdate();
     }
 
-    /// Reconciles all GPUs that are time-sliced, or were.
+    /// Reconciles all GPUs that are or were time-sliced.
     async fn look(&mut self, timeslice: &Timeslice, has_daemon: &impl Fn(&str) -> bool) {
         let config = timeslice.state.config();
         let wanted = config.rules.iter().any(|rule| rule.mode == Mode::Timeslice);
@@ -117,7 +118,7 @@ impl Tending {
             return;
         }
         if timeslice.is_afresh() {
-            // Parts that had no levels are asked again, too.
+            // GPUs that had no levels are asked again, too.
             self.reset();
         }
         self.pace.go_on(true);
@@ -129,7 +130,7 @@ impl Tending {
         let aims = aims(timeslice, &config, &gpus, has_daemon);
         self.modes.start(timeslice, &self.pace, &aims);
         let (kept, let_go): (Vec<Aim>, Vec<Aim>) = aims.into_iter().partition(|aim| aim.policy.is_some());
-        // Nothing of ours is on the others.
+        // gpushd has set nothing on the others.
         let let_go = let_go.into_iter().filter(|aim| timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
         let aims: Vec<Aim> = kept.into_iter().chain(let_go).collect();
         let sight = Sight {
@@ -143,7 +144,7 @@ impl Tending {
         if self.pace.is_due(new, some) {
             let busy = levels::tend(timeslice, &mut self.pace, &aims, Setter::Reconciler).await;
             for uuid in busy {
-                // New again, once its lane is free.
+                // It counts as new again once its lane is free.
                 self.last.aims.retain(|(of, _)| *of != uuid);
                 let timeslice = timeslice.clone();
                 tokio::spawn(async move {
@@ -156,7 +157,7 @@ impl Tending {
     }
 }
 
-/// GPUs that are kept, and those that are let go. What else was known is forgotten.
+/// Returns the GPUs to keep, and those to let go. Forgets all other GPUs.
 pub(super) fn aims(
     timeslice: &Timeslice,
     config: &Config,
@@ -165,7 +166,7 @@ pub(super) fn aims(
 ) -> Vec<Aim> {
     let cares = turns::care(config, gpus);
     let cared = |uuid: &str| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == uuid);
-    // What waits may come back as it was, unless it is cut: then it has no level.
+    // A GPU that waits may come back unchanged, unless it is in MIG mode: then it has no level.
     let whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
     let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != Care::LetGo && whole(gpu));
     let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_turns_of(uuid);
@@ -173,7 +174,7 @@ pub(super) fn aims(
     let aim = |(gpu, care): (&Gpu, &Care)| {
         let policy = match care {
             Care::Wait => return None,
-            // Its daemon is there still, and has its compute mode: when it has gone, this is asked again.
+            // Its daemon still runs and needs the compute mode. When the daemon has ended, this is checked again.
             Care::Keep(_) if has_daemon(&gpu.uuid) => return None,
             Care::Keep(policy) => Some(policy.clone()),
             Care::LetGo => None,

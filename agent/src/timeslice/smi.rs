@@ -1,8 +1,8 @@
-//! `nvidia-smi compute-policy`: the levels of all GPUs read, and that of one set. It runs beside gpushd, like
-//! resets do.
+//! `nvidia-smi compute-policy`: reads the levels of all GPUs, and sets the level of one. It runs as a helper unit, like
+//! resets.
 //!
-//! Its exit status is of little use: a host with one GPU in MIG mode fails as a whole. What it says of each
-//! GPU counts, and nothing is believed of a level that was set before it was read again.
+//! The exit status is not reliable: on a host with one GPU in MIG mode the whole command fails. So the output for each
+//! GPU counts, and a level counts as set only after it was read back.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,10 +12,10 @@ use gpush_core::compute_policy::{self, Named, Told};
 use super::Timeslice;
 use gpush_host::helper::{End, Ended, Job};
 
-/// On whose behalf it runs.
+/// The operation name under which its runs are recorded.
 const BEHALF: &str = "timeslice";
 
-/// How long it may take: without persistence mode it brings up each GPU first.
+/// Deadline of a run: without persistence mode, it initializes each GPU first.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Why a level was not set.
@@ -27,16 +27,16 @@ pub(super) enum NotSet {
     Failed(ApiError),
 }
 
-/// Waits for what a gpushd before has begun.
+/// Waits for runs that a previous gpushd began.
 pub(super) async fn adopt(timeslice: &Timeslice) {
     timeslice.outside.helpers.adopt(BEHALF).await;
     timeslice.outside.helpers.forget(BEHALF);
 }
 
-/// What it is told of the level of each GPU.
+/// Returns what it reports of the level of each GPU.
 ///
 /// # Errors
-/// When it can't be run, does not end, or tells of no GPU.
+/// When it cannot run, does not end, or reports no GPU.
 pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(Named, Told)>, ApiError> {
     let ended = run(timeslice, "list", vec!["-l".to_owned()]).await?;
     let told = compute_policy::levels(&ended.output);
@@ -56,10 +56,10 @@ pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(Named, Told)>, Ap
     }
 }
 
-/// Sets the level of a GPU. Whether it is that afterwards, a list must tell.
+/// Sets the level of a GPU. Only a later [`list`] shows whether the level is set.
 ///
 /// # Errors
-/// When it says that it has not set it, or its end is not known.
+/// When it reports that the level is not set, or how it ended is not known.
 pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel) -> Result<(), NotSet> {
     let args = vec!["--set-timeslice".to_owned(), level.number().to_string(), "-i".to_owned(), gpu.uuid.clone()];
     let ended = run(timeslice, "set", args).await.map_err(NotSet::Failed)?;
@@ -92,11 +92,11 @@ async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Re
 }
 
 async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
-    // One at a time: a reconciler and operations may need it at once.
+    // One run at a time: a reconciler and operations may need it at once.
     let _alone = timeslice.smi.lock().await;
     let helpers = &timeslice.outside.helpers;
     let program = timeslice.outside.nvidia_smi(&timeslice.state.config().mode_change);
-    // While it runs it has the driver open: nothing is reset meanwhile, and maintenance waits for it.
+    // The program keeps the driver open. So no GPU is reset meanwhile, and maintenance waits for it.
     let _open = timeslice.outside.driverless.read().await;
     if let Some(maintenance) = timeslice.state.maintenance() {
         return Err(crate::state::words::refusal(&maintenance));
@@ -125,7 +125,7 @@ fn failed(how: &str, ended: &Ended) -> ApiError {
     error(&format!("{how}{}", ended.said()))
 }
 
-/// That it does not do its work.
+/// The error when it fails.
 fn error(cause: &str) -> ApiError {
     ApiError::new(Code::DriverError, "`nvidia-smi compute-policy` fails: GPUs that take turns can't be seen to")
         .cause(cause.to_owned())

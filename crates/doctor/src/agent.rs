@@ -10,7 +10,7 @@ const SOCKETS: [&str; 2] = ["run/gpush/gpushd.sock", "run/gpush/admin.sock"];
 /// What gpushd answered.
 #[derive(Debug, Clone)]
 pub enum Agent {
-    /// Nothing: why.
+    /// No answer, and why.
     Unreachable(ApiError),
     /// It answered.
     Reached {
@@ -18,7 +18,7 @@ pub enum Agent {
         version: String,
         /// Version of the caller, which came from the same package.
         own: String,
-        /// What gpushd says is wrong; empty when it is well.
+        /// The errors in gpushd's health; empty when it is healthy.
         troubles: Vec<ApiError>,
     },
 }

@@ -9,7 +9,7 @@ use crate::{Area, Finding, Host};
 /// Config file of the system's service.
 const PATH: &str = "/etc/gpush/config.toml";
 
-/// The config, or the defaults where there is none that can be read; and what was found.
+/// Returns the config with findings about it. Without a readable config, returns the defaults.
 pub(crate) fn examine(host: &Host) -> (Config, Vec<Finding>) {
     let file = host.path(PATH);
     let bytes = match fs::read(&file) {

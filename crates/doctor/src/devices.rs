@@ -46,7 +46,7 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     findings
 }
 
-/// Whether others may read and write a device node; one that is missing is not this check's.
+/// Returns whether all users may read and write a device node. A missing node is the subject of another check.
 fn is_open_to_all(host: &Host, name: &str) -> bool {
     fs::metadata(host.path("dev").join(name)).map_or(true, |meta| meta.permissions().mode() & 0o006 == 0o006)
 }

@@ -6,10 +6,10 @@ use crate::{Area, Finding, Host};
 
 const DIRECTORY: &str = "/var/lib/gpush";
 
-/// Free space from which nothing is said, MiB: the database, its log and the reserve fit several times.
+/// Free space from which there is no finding, MiB: the database, its log and the reserve fit several times.
 const ENOUGH_MIB: u64 = 64;
 
-/// Free space below which changes are about to be refused, MiB.
+/// Free space below which gpushd will soon refuse changes, MiB.
 const LITTLE_MIB: u64 = 8;
 
 pub(crate) fn examine(host: &Host) -> Vec<Finding> {

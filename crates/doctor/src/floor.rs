@@ -5,7 +5,7 @@ use crate::{Area, Finding, Host};
 /// Oldest kernel: pidfd_open came with it.
 const KERNEL: (u32, u32) = (5, 4);
 
-/// Oldest systemd: the units use what it has.
+/// Oldest supported systemd: the units use its settings.
 const SYSTEMD: u32 = 245;
 
 pub(crate) fn examine(host: &Host) -> Vec<Finding> {

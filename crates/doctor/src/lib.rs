@@ -1,4 +1,4 @@
-//! Examines a host: finds what keeps gpush from working, and names the command that mends it.
+//! Examines a host: finds what keeps gpush from working, and names the command that fixes it.
 //!
 //! Each [`Area`] is a module with one function, which reads the host through [`Host`] and returns findings. Nothing
 //! here changes the host. The examination needs no agent: what the agent answered is an input ([`Agent`]).

@@ -7,7 +7,7 @@ use crate::{Area, Finding, Host, host::Process};
 /// Directory of the MPS daemons that gpushd supervises.
 const OWN_MPS: &str = "/run/gpush-mps";
 
-/// A program that only matters where it runs, by process name, with its meaning and what to do.
+/// A program that matters only while it runs: process name, meaning, and hint.
 struct Known {
     name: &'static str,
     message: &'static str,

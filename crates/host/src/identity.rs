@@ -1,4 +1,4 @@
-//! Who runs the processes on the GPUs, and what they run: uid, user name, command line.
+//! Uid, user name and command line of the processes on the GPUs.
 //!
 //! ```text
 //! uid       /proc/PID/status    always: it needs nothing of the process
@@ -6,8 +6,8 @@
 //! command   the process's memory, which may not answer    within 50 ms, one user's processes apart from another's
 //! ```
 //!
-//! So processes are judged by their uid even when their command is unknown, and a process whose memory does not answer
-//! costs its own user's commands alone.
+//! So the uid of a process is known even if its command line is not. A process whose memory does not answer hides only
+//! the command lines of its own user.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,8 +24,8 @@ use crate::{proc, users::NameService};
 /// How long a request waits for command lines.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// Users whose command lines are read at the same time. Each may hold a thread for as long as one of its processes
-/// decides.
+/// Most users whose command lines are read at the same time. For each of them, a process that does not answer can block
+/// one thread.
 const MOST_USERS: usize = 32;
 
 /// A process, as far as it is known.
@@ -48,7 +48,7 @@ impl ProcessIdentity {
     }
 }
 
-/// Looks up who runs processes, and what. A handle, cheap to clone.
+/// Looks up users and command lines of processes. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Users {
     names: NameService,
@@ -89,7 +89,7 @@ impl Users {
         self.commands.of(proc, by_user).await
     }
 
-    /// Returns who runs these processes. Those that have ended are left out.
+    /// Returns the users and command lines of these processes. Those that have ended are left out.
     pub async fn processes(&self, pids: Vec<u32>) -> HashMap<u32, ProcessIdentity> {
         if pids.is_empty() {
             return HashMap::new();
@@ -113,11 +113,11 @@ impl Users {
     }
 }
 
-/// Reads command lines, each user's apart.
+/// Reads command lines, separately for each user.
 #[derive(Clone)]
 struct Commands {
     read: Arc<Read>,
-    /// A lock for each user: it is held while that user's processes are read.
+    /// One lock per user, held while that user's processes are read.
     locks: Arc<Mutex<HashMap<u32, Arc<Lock<()>>>>>,
 }
 
@@ -157,7 +157,7 @@ impl Commands {
 
     fn fill(&self, proc: &Path, pids: &[u32], found: &Found, turn: OwnedMutexGuard<()>) {
         for pid in pids {
-            // The request has ended: the next one reads them again.
+            // The request has ended: the next request reads the rest.
             if Arc::strong_count(found) == 1 {
                 break;
             }
@@ -168,7 +168,7 @@ impl Commands {
         drop(turn);
     }
 
-    /// The lock of a user; `None` when too many users' processes are being read.
+    /// Returns the lock of a user; `None` while the processes of too many users are being read.
     fn lock(&self, uid: u32) -> Option<Arc<Lock<()>>> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         locks.retain(|_, lock| Arc::strong_count(lock) > 1);

@@ -115,7 +115,7 @@ where
         let found = Arc::clone(&entries);
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             for (key, answer) in waiting {
-                // Another request may have asked the same meanwhile.
+                // Another request may have looked it up meanwhile.
                 let known = locked(&found).get(&key).filter(|(at, _)| at.elapsed() < fresh).cloned();
                 let value = match known {
                     Some((_, value)) => value,
@@ -183,7 +183,7 @@ mod tests {
             Some(Some(7))
         };
         let names = NameService::with(|_| Some(None), group).unwrap();
-        // Of this thread alone: another task runs while the lookup is pending.
+        // Only on this thread: another task runs while the lookup is pending.
         let (found, ()) = tokio::join!(names.group("admins"), async {
             tokio::task::spawn_blocking(move || gate.wait()).await.unwrap();
         });
@@ -205,7 +205,7 @@ mod tests {
             return println!("SKIPPED: the host has just started");
         };
         locked(&names.groups.entries).insert("admins".to_owned(), (past, Some(7)));
-        // No answer comes until the next line, so this one is the old.
+        // The answer comes only with the next line, so this is the old one.
         assert_eq!(names.group("admins").await, Some(7));
         told.send(Some(8)).unwrap();
         while names.group("admins").await != Some(8) {

@@ -1,15 +1,15 @@
-//! Events: what changes something publishes it here; clients follow them.
+//! Events: modules publish changes here; clients follow them.
 //!
 //! ```text
 //! operations, config, driver, Xids, mutations ──► ring ◄── cursor ── stream of a client
 //! differences of snapshots ─────────────────────┘ (bounded) ◄── cursor ── another
 //! ```
 //!
-//! All clients read the same ring, each at its own position: one that does not read falls behind, and is told that it
-//! has missed something. Publishing never waits, and following events causes no driver call.
+//! All clients read the same ring, each at its own position. A client that does not read falls behind, and gets an
+//! event that it has missed some. Publishing never waits, and following events causes no driver call.
 //!
-//! An id is `<epoch>-<number>`. The epoch names this run of gpushd: a client that returns with an id of another run is
-//! told that events were missed.
+//! An id is `<epoch>-<number>`. The epoch names this run of gpushd. A client that returns with an id of another run
+//! gets an event that it has missed some.
 //!
 //! | file | subject |
 //! |---|---|
@@ -31,10 +31,10 @@ pub(crate) use self::{
     ring::{Cursor, Next},
 };
 
-/// Events kept for those who come back: some dozens of operations on eight GPUs, in about a MiB.
+/// Events kept for clients that reconnect: some dozens of operations on eight GPUs, in about a MiB.
 const KEPT: usize = 1024;
 
-/// All events of this life of the agent. A handle, cheap to clone.
+/// All events of this run of gpushd. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Events(Arc<Inner>);
 
@@ -45,7 +45,7 @@ struct Inner {
     news: channel::Sender<News>,
 }
 
-/// What those hear who wait.
+/// What waiting listeners watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct News {
     last: u64,
@@ -54,13 +54,13 @@ struct News {
 }
 
 impl Events {
-    /// Of the life of the agent that `instance`, a UUID, names.
+    /// Creates the events of the run of gpushd that `instance`, a UUID, names.
     pub(crate) fn new(instance: &str) -> Self {
         Self::keeping(instance, KEPT)
     }
 
     fn keeping(instance: &str, most: usize) -> Self {
-        // Twelve hexadecimal digits tell two lives apart, and are short enough to be typed.
+        // Twelve hexadecimal digits distinguish two runs, and are short enough to type.
         let epoch = instance.chars().filter(char::is_ascii_alphanumeric).take(12).collect();
         let news = channel::Sender::new(News { last: 0, closed: false });
         Self(Arc::new(Inner { epoch, ring: Mutex::new(Ring::new(most)), news }))
@@ -70,13 +70,13 @@ impl Events {
         self.0.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells everybody that something happened. What is on record is told once it is; what an event
-    /// holds may be read by everybody who may connect, but for the process of an [`gpush_api::Actor`],
-    /// which is left out where the listener may not see it.
+    /// Publishes that something happened. Recorded changes are published once they are durable. Every user who may
+    /// connect may read an event, except the process of a [`gpush_api::Actor`], which is removed for listeners that may
+    /// not see it.
     pub(crate) fn publish(&self, what: Happening) {
         let mut ring = self.ring();
         let last = ring.push(|number| Event { id: self.id(number), at: Timestamp::now(), what });
-        // Within the lock, so that nobody hears of a later one first.
+        // Under the lock, so that no listener sees a later event first.
         self.0.news.send_modify(|news| news.last = last);
     }
 
@@ -85,7 +85,7 @@ impl Events {
         self.id(self.ring().last())
     }
 
-    /// Ends all streams once they have told what there is.
+    /// Ends all streams once they have sent the events that there are.
     pub(crate) fn close(&self) {
         self.0.news.send_modify(|news| news.closed = true);
     }
@@ -94,7 +94,7 @@ impl Events {
         format!("{}-{number}", self.0.epoch)
     }
 
-    /// The number of an id of this life, if there is such an event.
+    /// Returns the number of an id of this run, if there is such an event.
     fn number(&self, id: &str) -> Option<u64> {
         let (epoch, number) = id.rsplit_once('-')?;
         let number = number.parse().ok()?;

@@ -1,4 +1,4 @@
-//! The events kept, and a listener's place among them.
+//! The events kept, and a listener's position among them.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -10,7 +10,7 @@ use tokio::{
 
 use super::{Events, News};
 
-/// Events that a listener takes at once.
+/// Most events that a listener takes at once.
 const BATCH: usize = 32;
 
 /// The last events, numbered from 1.
@@ -26,7 +26,7 @@ impl Ring {
         Self { kept: VecDeque::new(), most, last: 0 }
     }
 
-    /// Number of the last event; 0 when there was none.
+    /// Returns the number of the last event; 0 before the first.
     pub(super) fn last(&self) -> u64 {
         self.last
     }
@@ -40,7 +40,7 @@ impl Ring {
         self.last
     }
 
-    /// The first events after a number; `None` when some of those after it are no longer kept.
+    /// Returns the first events after a number; `None` when some of them are no longer kept.
     fn after(&self, number: u64, most: usize) -> Option<Vec<Arc<Event>>> {
         let wanted = usize::try_from(self.last.saturating_sub(number)).unwrap_or(usize::MAX);
         let skip = self.kept.len().checked_sub(wanted)?;
@@ -48,32 +48,32 @@ impl Ring {
     }
 }
 
-/// A listener's place.
+/// A listener's position.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     events: Events,
     news: watch::Receiver<News>,
-    /// Number of the last event that it has.
+    /// Number of the last event that it received.
     at: u64,
-    /// It has to be told that it lacks some before this place.
+    /// Why it has missed events before this position, which is not reported yet.
     resync: Option<ResyncReason>,
 }
 
-/// What a listener hears next.
+/// What a listener receives next.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// These, of which there is at least one.
+    /// At least one event.
     Events(Vec<Arc<Event>>),
-    /// That it lacks some.
+    /// It has missed events.
     Resync(ResyncReason),
-    /// Nothing, until the time was over.
+    /// Nothing before the deadline.
     Nothing,
-    /// That nothing more comes.
+    /// No more events follow.
     Closed,
 }
 
 impl Events {
-    /// A listener that has all events up to and with `id`; all so far without one.
+    /// Creates a listener that has all events up to and including `id`; without an id, all so far.
     pub(crate) fn listen(&self, id: Option<&str>) -> Cursor {
         let news = self.0.news.subscribe();
         let last = self.ring().last();
@@ -85,7 +85,7 @@ impl Events {
         Cursor { events: self.clone(), news, at, resync }
     }
 
-    /// A listener that has none of the events that are still kept.
+    /// Creates a listener that has received none of the kept events.
     pub(crate) fn listen_to_all_kept(&self) -> Cursor {
         let news = self.0.news.subscribe();
         let ring = self.ring();
@@ -96,12 +96,12 @@ impl Events {
 }
 
 impl Cursor {
-    /// The id of its place, to go on from later.
+    /// Returns the id of its position, to continue from later.
     pub(crate) fn id(&self) -> String {
         self.events.id(self.at)
     }
 
-    /// What is there already.
+    /// Returns what is available now.
     pub(crate) fn now(&mut self) -> Next {
         if let Some(reason) = self.resync.take() {
             return Next::Resync(reason);
@@ -122,7 +122,7 @@ impl Cursor {
         }
     }
 
-    /// What comes next, waited for until then.
+    /// Waits for the next events, until a deadline.
     pub(crate) async fn next(&mut self, until: Instant) -> Next {
         loop {
             match self.now() {
@@ -131,7 +131,7 @@ impl Cursor {
             }
             match timeout_at(until, self.news.changed()).await {
                 Ok(Ok(())) => {}
-                // The sender lives as long as the handle that we hold.
+                // The sender lives as long as this handle.
                 Ok(Err(_)) => return Next::Closed,
                 Err(_) => return Next::Nothing,
             }

@@ -19,15 +19,15 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// How long a reading is young enough.
+/// How long a reading is fresh.
 pub(crate) const LIFE: Duration = Duration::from_secs(1);
 
-/// A moment on two clocks: the wall clock is shown and may be set back; this process's own is for comparisons.
+/// A moment on two clocks. The wall clock is shown and may be set back; the monotonic clock is for comparisons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment {
     /// By the wall clock.
     pub(crate) wall: Timestamp,
-    /// By this process's own clock.
+    /// By the monotonic clock.
     pub(crate) own: Instant,
 }
 
@@ -75,7 +75,7 @@ impl<V: fmt::Debug> fmt::Debug for Cached<V> {
 
 struct Inner<V> {
     state: Mutex<State<V>>,
-    /// Counts readings that ended.
+    /// Counts finished readings.
     ended: watch::Sender<u64>,
     on_change: OnChange<V>,
 }
@@ -86,9 +86,9 @@ struct State<V> {
     error: Option<DriverError>,
     /// When the last attempt that ended was begun.
     begun: Option<Instant>,
-    /// When gpushd last changed the value: attempts begun before that tell nothing of it now.
+    /// When gpushd last changed the value: readings begun before that do not show the change.
     changed: Option<Instant>,
-    /// Since when a reading is under way.
+    /// When the reading in progress began.
     running: Option<Instant>,
 }
 
@@ -105,7 +105,7 @@ impl<V: Clone> State<V> {
 }
 
 impl<V: Clone + Send + 'static> Cached<V> {
-    /// Knows nothing yet.
+    /// Creates an empty cache.
     pub(crate) fn new(on_change: OnChange<V>) -> Self {
         let state = State { good: None, error: None, begun: None, changed: None, running: None };
         Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(0), on_change }))
@@ -115,12 +115,12 @@ impl<V: Clone + Send + 'static> Cached<V> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anything was ever read, or tried to.
+    /// Returns whether any reading has finished, even if it failed.
     pub(crate) fn is_known(&self) -> bool {
         self.state().begun.is_some()
     }
 
-    /// Begins a reading unless the last one is young enough or one is under way.
+    /// Begins a reading unless the last one is fresh or one is in progress.
     pub(crate) fn refresh<F>(&self, read: impl FnOnce() -> F)
     where
         F: Future<Output = Result<V, DriverError>> + Send + 'static,
@@ -140,8 +140,8 @@ impl<V: Clone + Send + 'static> Cached<V> {
         });
     }
 
-    /// Waits for the reading that is under way, if one is, until it has taken as long as `patience`; whether it is
-    /// still under way then.
+    /// Waits for the reading in progress, if there is one, until it has taken as long as `patience`. Returns whether it
+    /// is still in progress then.
     pub(crate) async fn wait(&self, patience: Duration) -> bool {
         let lasts = |begun: &Instant| begun.elapsed() < patience;
         if self.state().running.as_ref().is_some_and(lasts) {
@@ -159,7 +159,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
     /// Takes a reading that was made outside of the cache, begun at `begun`.
     pub(crate) fn put(&self, begun: Moment, outcome: Result<V, DriverError>) {
         let mut state = self.state();
-        // An older one that ended later tells nothing new.
+        // A reading that began earlier and ended later is out of date.
         if state.begun.is_some_and(|other| other > begun.own) {
             return;
         }
@@ -180,7 +180,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
         self.outdate();
     }
 
-    /// Makes the next caller read again. What was read so far, and what is being read, is stale.
+    /// Makes the next caller read again. Finished readings and the one in progress become stale.
     pub(crate) fn outdate(&self) {
         let mut state = self.state();
         state.changed = Some(Instant::now());

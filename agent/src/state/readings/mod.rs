@@ -1,4 +1,4 @@
-//! Reading the hardware: the agent's only way to do it. What is read goes to the [`State`].
+//! Readings of the hardware. Only this module makes them; their results go to the [`State`].
 //!
 //! There are two kinds of readings:
 //!
@@ -8,7 +8,7 @@
 //!   the driver does.
 //! - [`Readings::now`], before a change: a reading begun after the call.
 //!
-//! GPUs are identified by UUID. One that the driver no longer lists stays known, as lost, until gpushd ends.
+//! GPUs are identified by UUID. A GPU that the driver no longer lists stays known, as lost, until gpushd ends.
 
 mod cached;
 mod identify;
@@ -47,7 +47,7 @@ struct Inner {
 }
 
 impl Readings {
-    /// Has read nothing yet, and calls the driver only on request.
+    /// Creates the handle. It has read nothing yet, and calls the driver only on request.
     pub(crate) fn new(hardware: Hardware, users: Users, state: State) -> Self {
         let to = state.clone();
         let list = Cached::new(Box::new(move |list| to.listed(list)));
@@ -58,7 +58,7 @@ impl Readings {
         self.0.gpus.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The cache of a GPU that was listed.
+    /// Returns the cache of a listed GPU.
     fn cache(&self, uuid: &str) -> Option<Cached<Arc<Reading>>> {
         if let Some(cache) = self.gpus().get(uuid) {
             return Some(cache.clone());
@@ -114,7 +114,7 @@ impl Readings {
             return Err(error.clone());
         }
         let uuids: Vec<String> = host.gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect();
-        // GPUs that the list has brought up.
+        // GPUs that are new in the list.
         uuids.iter().filter(|uuid| !known.contains(uuid)).for_each(|uuid| self.refresh(uuid));
         let mut late = BTreeSet::new();
         for uuid in uuids {
@@ -142,7 +142,7 @@ impl Readings {
         if let Some(error) = &self.0.state.now().driver {
             return Err(view::no_driver(error));
         }
-        // The list may have brought it up.
+        // The list may have added the GPU.
         self.refresh(uuid);
         let mut late = BTreeSet::new();
         if let Some(cache) = self.cache(uuid)

@@ -1,14 +1,14 @@
-//! The commands of the control daemon, typed. What each answers is in [`super::control`].
+//! The commands of the control daemon, with their types. For the replies, see [`super::control`].
 
 use std::fmt;
 
 use gpush_api::{MemoryLimit, Percentage, Priority};
 
-/// A process id as the daemon speaks of it.
+/// A process id in the daemon's protocol.
 pub type Pid = i32;
 
-/// The device that a daemon serves: each of ours sees one, so it is number 0. Given its UUID, some daemons
-/// clear the limit in place of setting it.
+/// The number of the device. Each daemon of gpushd sees one device, so it is 0. Given its UUID, some daemons clear the
+/// limit instead of setting it.
 const DEVICE: u32 = 0;
 
 /// A command. Its `Display` is the line that the daemon reads.
@@ -65,7 +65,7 @@ pub enum Command {
     },
     /// Ends the daemon and its servers.
     Quit {
-        /// Seconds after which servers get SIGINT; without, it waits for their clients for ever.
+        /// Seconds after which servers get SIGINT; without a value, the daemon waits for their clients without a limit.
         force_after_s: Option<u32>,
     },
 }
@@ -91,7 +91,7 @@ impl fmt::Display for Command {
             Self::SetPercentage(server, to) => write!(f, "set_active_thread_percentage {server} {to}"),
             Self::DefaultMemoryLimit => write!(f, "get_default_device_pinned_mem_limit {DEVICE}"),
             Self::SetDefaultMemoryLimit(to) => write!(f, "set_default_device_pinned_mem_limit {DEVICE} {to}"),
-            // What it can't read, or 0, unsets it.
+            // A value that it cannot parse, or 0, removes the limit.
             Self::ClearDefaultMemoryLimit => write!(f, "set_default_device_pinned_mem_limit {DEVICE} 0"),
             Self::MemoryLimit(server) => write!(f, "get_device_pinned_mem_limit {server} {DEVICE}"),
             Self::SetMemoryLimit(server, to) => write!(f, "set_device_pinned_mem_limit {server} {DEVICE} {to}"),

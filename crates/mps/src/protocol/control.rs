@@ -2,11 +2,11 @@
 //! Returns replies as values, and reads back what it sets.
 //!
 //! ```text
-//! asked ──► our turn ──► session ─┬─ answered ─────────────────────► refusal by its words? ──► value
+//! asked ──► the lock ──► session ─┬─ answered ─────────────────────► refusal by its words? ──► value
 //!                          ▲      ├─ closed: another connection, ask again ───┐
 //!                          ├──────┼───────────────────────────────────────────┘ until the deadline: busy
 //!                          └──────┼─ foreign: through NVIDIA's front-end from then on, when there is one
-//!                                 └─ absent, silent: told as it is
+//!                                 └─ absent, silent: reported
 //! ```
 
 use std::{
@@ -150,7 +150,7 @@ impl Control {
                     greeted = true;
                     tokio::time::sleep(AGAIN).await;
                 }
-                // The deadline came in the middle of one more try.
+                // The deadline expired during a retry.
                 Err(SessionError::Silent { .. }) if greeted => return Err(ControlError::Busy),
                 Err(other) => return Err(other.into()),
             }
@@ -206,7 +206,7 @@ impl Control {
         text.split_whitespace().map(|word| word.parse().map_err(|_| strange(command, &text))).collect()
     }
 
-    /// State of a server.
+    /// Returns the state of a server.
     ///
     /// # Errors
     /// Those of [`Control::say`]; [`ControlError::Unknown`] from daemons before version 550.
@@ -222,7 +222,7 @@ impl Control {
         }
     }
 
-    /// Active thread percentage of the next server.
+    /// Returns the active thread percentage of the next server.
     ///
     /// # Errors
     /// Those of [`Control::say`].
@@ -241,7 +241,7 @@ impl Control {
         if has == to { Ok(()) } else { Err(not_set(to, has)) }
     }
 
-    /// Priority of the next clients.
+    /// Returns the priority of the next clients.
     ///
     /// # Errors
     /// Those of [`Control::say`].
@@ -261,8 +261,8 @@ impl Control {
         if has == to { Ok(()) } else { Err(not_set(to, has)) }
     }
 
-    /// Pinned memory limit of the next server, `None` without one. From a GiB on the daemon shows whole
-    /// ones, rounded down: so much it is at least.
+    /// Returns the pinned memory limit of the next server, `None` without one. From 1 GiB on, the daemon reports whole
+    /// GiB, rounded down: the limit is at least that.
     ///
     /// # Errors
     /// Those of [`Control::say`].
@@ -270,8 +270,7 @@ impl Control {
         limit(Command::DefaultMemoryLimit, &self.text(Command::DefaultMemoryLimit, deadline).await?)
     }
 
-    /// Sets the pinned memory limit of the next server, or takes it away, and reads it back as far as the
-    /// daemon shows it.
+    /// Sets the pinned memory limit of the next server, or removes it. Reads it back as far as the daemon reports it.
     ///
     /// # Errors
     /// Those of [`Control::say`]; [`ControlError::NotSet`].
@@ -306,13 +305,13 @@ impl Control {
         }
     }
 
-    /// The answer, a line for each frame: the daemon sends them without ends.
+    /// Returns the reply, one line for each frame: the daemon sends frames without line breaks.
     pub(crate) async fn text(&self, command: Command, deadline: Duration) -> Result<String, ControlError> {
         Ok(self.say(&command, deadline).await?.text.join("\n"))
     }
 }
 
-/// The memory limit in an answer; none where it is empty.
+/// Parses the memory limit of a reply; `None` when the reply is empty.
 pub(crate) fn limit(command: Command, said: &str) -> Result<Option<MemoryLimit>, ControlError> {
     match said.trim() {
         "" => Ok(None),
@@ -320,7 +319,7 @@ pub(crate) fn limit(command: Command, said: &str) -> Result<Option<MemoryLimit>,
     }
 }
 
-/// A limit as the daemon shows it: whole GiB from one on, rounded down.
+/// Returns a limit as the daemon reports it: from 1 GiB on, whole GiB, rounded down.
 #[must_use]
 pub fn shown(limit: MemoryLimit) -> MemoryLimit {
     let whole = limit.mib() / 1024 * 1024;

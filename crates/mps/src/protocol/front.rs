@@ -1,15 +1,16 @@
-//! NVIDIA's front-end, for daemons whose protocol is another than the known one: a process per question.
+//! NVIDIA's front-end, for daemons with an unknown protocol: one process per command.
 //!
 //! ```text
 //! nvidia-cuda-mps-control ◄ COMMAND
 //!                         ◄ get_default_active_thread_percentage      it always has an answer
 //!                         ► answer, then a percentage, status 0       heard
-//!                         ► no percentage, status 0                   another one has the daemon's ear
+//!                         ► no percentage, status 0                   another process holds the control connection
 //!                         ► status 1                                  no daemon
 //! ```
 //!
-//! Its status is 0 for what was refused, and when nobody listened, and an answer may be empty: only the second
-//! question tells whether the first was heard. Who answers it does not tell either; that is who holds the lock.
+//! The status is also 0 for a refused command, and when the daemon did not listen; and a reply may be empty. So only
+//! the reply to the second command shows that the daemon received the first. The front-end does not name the daemon:
+//! the lock of the directory does.
 
 use std::{
     io,
@@ -28,10 +29,10 @@ use super::{
     session::{Answer, Daemon, SessionError, Stage},
 };
 
-/// Asks one thing of the daemon of a directory through the front-end, an absolute path.
+/// Sends one command to the daemon of a directory through the front-end, an absolute path.
 ///
 /// # Errors
-/// See [`SessionError`]. The front-end can't tell a daemon that ends from one whose ear is had:
+/// See [`SessionError`]. The front-end does not distinguish a daemon that ends from a busy control connection: both are
 /// [`SessionError::Closed`].
 pub async fn ask(
     program: &Path,
@@ -48,7 +49,7 @@ pub async fn ask(
     }
     let daemon = match (holder(directory), command.ends_the_daemon()) {
         (Ok(daemon), _) => daemon,
-        // It ended, as it was told to.
+        // It ended, as requested.
         (Err(_), true) => return Err(SessionError::Closed),
         (Err(cause), false) => return Err(absent(directory, cause)),
     };
@@ -56,7 +57,7 @@ pub async fn ask(
     text.map(|text| Answer { daemon, text, status: 0 }).ok_or(SessionError::Closed)
 }
 
-/// What it is told. Behind a command that ends the daemon nothing is heard.
+/// Returns the input of the front-end. The daemon reads nothing after a command that ends it.
 fn lines(command: &Command) -> String {
     if command.ends_the_daemon() {
         return format!("{command}\n");
@@ -76,7 +77,7 @@ async fn run(program: &Path, directory: &Path, lines: &str) -> io::Result<Output
         .kill_on_drop(true)
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // Without a daemon it ends before it reads.
+        // Without a daemon, the front-end ends before it reads.
         let _unread = stdin.write_all(lines.as_bytes()).await;
     }
     child.wait_with_output().await
@@ -87,7 +88,7 @@ fn absent(directory: &Path, cause: io::Error) -> SessionError {
     SessionError::Absent { at, cause }
 }
 
-/// Sees that a directory is that of one process: the front-end speaks to whoever listens.
+/// Checks that the expected process holds the lock of a directory: the front-end connects to any process that listens.
 pub(crate) fn is_of(meant: i32, directory: &Path) -> Result<(), SessionError> {
     match holder(directory) {
         Ok(Daemon { pid, .. }) if pid != meant => Err(SessionError::Another { pid, meant }),
@@ -96,7 +97,7 @@ pub(crate) fn is_of(meant: i32, directory: &Path) -> Result<(), SessionError> {
     }
 }
 
-/// Who has the directory.
+/// Returns the process that holds the lock of the directory.
 fn holder(directory: &Path) -> io::Result<Daemon> {
     let nobody = || io::Error::new(io::ErrorKind::NotFound, "nobody holds its lock");
     let pid = lock::holder(directory)?.ok_or_else(nobody)?;
@@ -104,7 +105,7 @@ fn holder(directory: &Path) -> io::Result<Daemon> {
     Ok(Daemon { pid, uid })
 }
 
-/// The answer before the percentage; `None` without one.
+/// Returns the reply before the percentage; `None` if the percentage is missing.
 fn heard(said: &str) -> Option<Vec<String>> {
     let mut text = answer(said);
     text.pop()?.trim().parse::<Percentage>().ok()?;

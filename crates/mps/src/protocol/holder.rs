@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! /proc/DAEMON/fd ──► its sockets ─┐
-//! sock_diag ──► name and peer ─────┴─► those bound to its doors ──► peers ──► /proc/*/fd ──► pids
+//! sock_diag ──► name and peer ─────┴─► those bound to its paths ──► peers ──► /proc/*/fd ──► pids
 //! ```
 //!
 //! A daemon has few sockets, so the kernel is asked for each. The descriptors of all processes are searched only if a socket
@@ -25,8 +25,8 @@ use super::{
     sockets::{Kernel, of_process},
 };
 
-/// Its two sockets. Root's front-ends come to the first, and nobody else; clients, servers and the front-ends of
-/// users to the second.
+/// The two sockets of a daemon. Only root's front-ends connect to the first one. Clients, servers and the front-ends of
+/// users connect to the second one.
 const DOORS: [&str; 2] = ["control_privileged", "control"];
 
 /// Returns the pids of the processes that are connected to a daemon, without its servers and gpushd. Usually that is the
@@ -38,7 +38,7 @@ pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
     let peers = Doors::of(directory).peers(daemon)?.accepted;
     let mut holders = Vec::new();
     for (pid, _) in having(&peers)? {
-        // Servers are its children, and stay connected while they live.
+        // Servers are its children, and stay connected as long as they run.
         if pid != daemon && Ok(pid) != Pid::try_from(std::process::id()) && parent(pid) != Some(daemon) {
             holders.push(pid);
         }
@@ -70,7 +70,7 @@ pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests
         if peers.is_empty() {
             break;
         }
-        // One that has ended has none.
+        // A process that has ended has no sockets.
         for inode in of_process(*pid).into_iter().flatten() {
             peers.remove(&inode);
         }
@@ -83,14 +83,14 @@ pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests
     let us = Pid::try_from(std::process::id()).unwrap_or_default();
     let is_ours = |pid: Pid| {
         let parent = parent(pid);
-        // Of the first process of a container everybody may be a child.
+        // If gpushd is the first process of a container, any process may be its child.
         pid == daemon || pid == us || parent == Some(daemon) || (us != 1 && parent == Some(us))
     };
-    // Whoever shares it with one of these, as a child that was forked with it, is no other connection.
+    // A process that shares a connection with one of these, such as a forked child, does not count as another one.
     for (_, theirs) in having.iter().filter(|(pid, _)| is_ours(*pid)) {
         peers.retain(|inode| !theirs.contains(inode));
     }
-    // Whoever only asked something has gone again by now.
+    // A process that only sent a command has disconnected by now.
     let again = doors.peers(daemon)?;
     peers.retain(|inode| again.accepted.contains(inode) || again.queued.contains(inode));
     guests.unseen = peers.iter().any(|inode| !having.iter().any(|(_, theirs)| theirs.contains(inode)));
@@ -98,16 +98,16 @@ pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests
     Ok(guests)
 }
 
-/// Doors of a daemon.
+/// Paths of a daemon's sockets.
 struct Doors(Vec<PathBuf>);
 
-/// Who is at them: inodes of their sockets.
+/// The connected peers, by the inodes of their sockets.
 #[derive(Debug, Default)]
 struct Peers {
     accepted: BTreeSet<u64>,
-    /// They wait to be.
+    /// Not accepted yet.
     queued: BTreeSet<u64>,
-    /// How many sockets the daemon has that this network namespace does not know.
+    /// Number of the daemon's sockets that are unknown in this network namespace.
     elsewhere: usize,
 }
 
@@ -128,18 +128,18 @@ impl Doors {
                 unknown.insert(inode);
                 continue;
             };
-            // Its output may be a socket too.
+            // The daemon's output may be a socket too.
             if self.0.iter().any(|door| socket.name.as_deref() == Some(door.as_os_str().as_bytes())) {
                 doors += 1;
                 peers.accepted.extend(socket.peer);
                 peers.queued.extend(socket.queued);
             }
         }
-        // A kernel that can't tell of such sockets at all says of each that there is none.
+        // A kernel without `sock_diag` for these sockets reports each of them as missing.
         if doors == 0 {
             return Err(io::Error::other("the kernel tells of none of its sockets"));
         }
-        // It may have closed them meanwhile.
+        // The daemon may have closed them meanwhile.
         if !unknown.is_empty() {
             peers.elsewhere = of_process(daemon)?.filter(|inode| unknown.contains(inode)).count();
         }
@@ -147,7 +147,7 @@ impl Doors {
     }
 }
 
-/// Processes of this host that have some of these sockets, with those that they have.
+/// Returns the processes of this host that have some of these sockets, with the sockets that they have.
 fn having(sockets: &BTreeSet<u64>) -> io::Result<Vec<(Pid, BTreeSet<u64>)>> {
     if sockets.is_empty() {
         return Ok(Vec::new());
@@ -175,7 +175,8 @@ mod tests {
 
     use super::*;
 
-    /// Somebody who is connected to a door and no child of ours, until nobody has the other end any more: his pid.
+    /// Connects a process that is not a child of this test to a socket. It ends when its peer has closed the
+    /// connection. Returns its pid.
     fn guest(door: &Path) -> Pid {
         let socket = OwnedFd::from(UnixStream::connect(door).unwrap());
         let mut shell = Command::new("sh");

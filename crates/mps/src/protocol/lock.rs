@@ -18,15 +18,15 @@ pub enum Holder {
     Nobody,
     /// The process of this pid, which is positive.
     Process(i32),
-    /// A process that the kernel does not name: by a lock that belongs to an open file (pid -1), or from a
-    /// pid namespace that is not ours (pid 0). No daemon of ours is either.
+    /// A process that the kernel does not name: the lock belongs to an open file (pid -1), or the process is in a
+    /// foreign pid namespace (pid 0). gpushd's daemons are neither.
     Unnamed,
 }
 
 /// Returns the holder of the lock of a directory.
 ///
 /// # Errors
-/// When the lock can't be asked for. A directory without a lock file has no daemon.
+/// When the lock cannot be queried. A directory without a lock file has no daemon.
 pub fn taken_by(directory: &Path) -> io::Result<Holder> {
     let file = match File::open(directory.join("control_lock")) {
         Ok(file) => file,
@@ -47,10 +47,10 @@ pub fn taken_by(directory: &Path) -> io::Result<Holder> {
     Ok(if asked.l_pid > 0 { Holder::Process(asked.l_pid) } else { Holder::Unnamed })
 }
 
-/// Pid of the process that has a directory; `None` when none is named.
+/// Returns the pid of the process that holds the lock of a directory; `None` when the kernel names none.
 ///
 /// # Errors
-/// When the lock can't be asked for.
+/// When the lock cannot be queried.
 pub fn holder(directory: &Path) -> io::Result<Option<i32>> {
     Ok(match taken_by(directory)? {
         Holder::Process(pid) => Some(pid),

@@ -1,8 +1,8 @@
-//! What is asked and set of one server, and who its clients are.
+//! Queries and settings of one server, and its clients.
 //!
-//! A server that starts or ends is not asked: the daemon says so in its log alone, and answers nothing.
-//! Where an answer must have come that is [`ControlError::ServerBusy`]. Where none is an answer too, as
-//! with [`Control::clients`], it can't be told from "none": [`Control::processes`] tells it.
+//! The daemon does not ask a server that starts or ends: it only logs that, and sends an empty reply. Where a reply
+//! cannot be empty, this is [`ControlError::ServerBusy`]. Where it can, as with [`Control::clients`], an empty reply
+//! may also mean "none": [`Control::processes`] tells them apart.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use super::{
 pub struct Process {
     /// Its pid.
     pub pid: Pid,
-    /// Its server's.
+    /// Pid of its server.
     pub server: Pid,
     /// The first 22 characters of its device's UUID.
     pub device: String,
@@ -27,7 +27,7 @@ pub struct Process {
 }
 
 impl Control {
-    /// Active thread percentage of a server's next clients.
+    /// Returns the active thread percentage of a server's next clients.
     ///
     /// # Errors
     /// Those of [`Control::say`]; [`ControlError::ServerBusy`].
@@ -50,8 +50,8 @@ impl Control {
         if has == to { Ok(()) } else { Err(not_set(to, has)) }
     }
 
-    /// Pinned memory limit of a server's next clients, of which the daemon shows whole GiB; `None` without one,
-    /// and from a server that is busy.
+    /// Returns the pinned memory limit of a server's next clients, of which the daemon reports whole GiB; `None`
+    /// without one, and for a busy server.
     ///
     /// # Errors
     /// Those of [`Control::say`].
@@ -71,7 +71,8 @@ impl Control {
         if has == Some(shown(to)) { Ok(()) } else { Err(not_set(to, words)) }
     }
 
-    /// Ends a server once its clients are gone, or by SIGINT at once. Its process tells when it has ended.
+    /// Ends a server once its clients are gone, or at once by SIGINT. Only the end of its process shows that it has
+    /// ended.
     ///
     /// # Errors
     /// Those of [`Control::say`].
@@ -79,8 +80,8 @@ impl Control {
         self.text(Command::ShutdownServer { server, force }, deadline).await.map(|_| ())
     }
 
-    /// Ends the GPU work of a client. The daemon answers with a status, and with words before it when it
-    /// did not get as far as the server.
+    /// Ends the GPU work of a client. The daemon replies with a status, and with text before it when it did not reach
+    /// the server.
     ///
     /// # Errors
     /// Those of [`Control::say`]; [`ControlError::Refused`] when the status is not 0.
@@ -94,7 +95,7 @@ impl Control {
         }
     }
 
-    /// All clients. None when there is no server, or a busy one.
+    /// Returns all clients; none when there is no server, or a busy one.
     ///
     /// # Errors
     /// Those of [`Control::say`].
@@ -107,7 +108,7 @@ impl Control {
     }
 }
 
-/// Reads the table by its head: versions differ in columns, the last of which is the command.
+/// Parses the table by its header: versions differ in columns, but the last one is always the command.
 fn table(text: &str) -> Option<Vec<Process>> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let Some(head) = lines.next() else { return Some(Vec::new()) };

@@ -67,7 +67,7 @@ pub enum SessionError {
     Absent {
         /// Its socket.
         at: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
@@ -86,18 +86,18 @@ pub enum SessionError {
     /// Another process than the expected daemon. It received no command.
     #[error("process {pid} answers in place of the control daemon {meant}")]
     Another {
-        /// Who answers.
+        /// The process that answered.
         pid: i32,
-        /// Who was to.
+        /// The expected process.
         meant: i32,
     },
-    /// Not what the protocol has.
+    /// A message that is not part of the protocol.
     #[error("what answers is not the control daemon as it is known: {0}")]
     Foreign(String),
-    /// Not a command that may be sent.
+    /// A text that must not be sent as a command.
     #[error("`{0}` is no command")]
     NoCommand(String),
-    /// The system refused.
+    /// A system call failed.
     #[error("the socket of the control daemon can't be used")]
     System(#[source] io::Error),
 }
@@ -153,8 +153,8 @@ pub(crate) async fn ask_only(
     }
 }
 
-/// A socket of packets in tokio's clothes of a stream, which only wait for it: bytes go by
-/// [`send`] and [`receive`].
+/// Opens a SEQPACKET socket as tokio's `UnixStream`, which is only used to wait for readiness. [`send`] and [`receive`]
+/// transfer the bytes.
 fn connect(at: &Path) -> Result<UnixStream, SessionError> {
     let system = |errno: Errno| SessionError::System(errno.into());
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -163,7 +163,7 @@ fn connect(at: &Path) -> Result<UnixStream, SessionError> {
     let address = UnixAddr::new(at).map_err(system)?;
     match socket::connect(fd.as_raw_fd(), &address) {
         Ok(()) => UnixStream::from_std(fd.into()).map_err(SessionError::System),
-        // Nobody takes those who came before us.
+        // The queue is full: the daemon does not accept earlier connections.
         Err(Errno::EAGAIN) => Err(SessionError::Silent { stage: Stage::Hello }),
         Err(errno @ (Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR)) => {
             Err(SessionError::Absent { at: at.to_owned(), cause: errno.into() })
@@ -180,7 +180,7 @@ async fn send(wire: &UnixStream, bytes: &[u8], with: &[ControlMessage<'_>]) -> R
     sent.await.map(|_| ()).map_err(ended_or)
 }
 
-/// One frame, and who sent it when the kernel says so.
+/// Receives one frame, with its sender when the kernel reports it.
 async fn receive(wire: &UnixStream) -> Result<(Vec<u8>, Option<Daemon>), SessionError> {
     let mut buffer = vec![0; wire::LARGEST_FRAME];
     let got = wire.async_io(Interest::READABLE, || {

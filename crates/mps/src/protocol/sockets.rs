@@ -1,8 +1,8 @@
-//! Unix sockets by their inodes: what each is bound to, and who is at its other end. The kernel is asked for one
-//! at a time: it goes through its table for that, and tells of no other.
+//! Unix sockets by their inodes: the path that each is bound to, and its peer. The kernel is asked about one socket at
+//! a time: it searches its table, and reports no other socket.
 //!
-//! It tells of its own network namespace alone. Connections of a listener that is ours lie in the namespaces of
-//! those who connected.
+//! The kernel reports only sockets of gpushd's network namespace. The connections of a daemon's socket are in the
+//! namespaces of the processes that connected.
 
 use std::{
     fs, io,
@@ -27,13 +27,13 @@ use nix::{
 
 use super::command::Pid;
 
-/// Largest datagram of the kernel's.
+/// Largest datagram from the kernel.
 const LARGEST: usize = 64 << 10;
 
-/// Seconds that the kernel may take for one. It takes none.
+/// Timeout of one query, seconds. The kernel answers at once.
 const PATIENCE: i64 = 1;
 
-/// Inodes of a process's sockets.
+/// Returns the inodes of a process's sockets.
 pub(crate) fn of_process(pid: Pid) -> io::Result<impl Iterator<Item = u64>> {
     let inode = |entry: fs::DirEntry| {
         let link = fs::read_link(entry.path()).ok()?;
@@ -45,20 +45,20 @@ pub(crate) fn of_process(pid: Pid) -> io::Result<impl Iterator<Item = u64>> {
 /// A socket.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Socket {
-    /// Path that it is bound to; of a connection, where its listener was.
+    /// Path that it is bound to; for an accepted connection, the path of its listener.
     pub(crate) name: Option<Vec<u8>>,
-    /// Inode of the other end; of one that was closed, none.
+    /// Inode of the peer; `None` after the peer has closed.
     pub(crate) peer: Option<u64>,
-    /// Inodes of those who connected and were not accepted yet.
+    /// Inodes of connections that are not accepted yet.
     pub(crate) queued: Vec<u64>,
 }
 
-/// Whoever knows them.
+/// A netlink connection to the kernel.
 #[derive(Debug)]
 pub(crate) struct Kernel(OwnedFd);
 
 impl Kernel {
-    /// A line to it.
+    /// Opens the connection.
     pub(crate) fn open() -> io::Result<Self> {
         let kernel = socket::socket(
             AddressFamily::Netlink,
@@ -70,7 +70,7 @@ impl Kernel {
         Ok(Self(kernel))
     }
 
-    /// The Unix socket of an inode; `None` when there is none in this network namespace.
+    /// Returns the Unix socket with an inode; `None` if this network namespace does not have it.
     pub(crate) fn socket(&self, inode: u64) -> io::Result<Option<Socket>> {
         let Ok(inode) = u32::try_from(inode) else { return Ok(None) };
         socket::sendto(self.0.as_raw_fd(), &request(inode), &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
@@ -93,7 +93,7 @@ fn request(inode: u32) -> Vec<u8> {
         state_flags: StateFlags::ESTABLISHED | StateFlags::LISTEN,
         inode,
         show_flags: ShowFlags::NAME | ShowFlags::PEER | ShowFlags::ICONS,
-        // Any.
+        // Any cookie.
         cookie: [0xff; 8],
     });
     let mut message = NetlinkMessage::new(header, NetlinkPayload::from(asked));

@@ -1,41 +1,42 @@
-//! Versions of the control daemon: those that the protocol was tried with, and those that gpushd does not support yet. A
-//! daemon does not report its version on its socket, and before CUDA 13.1 nowhere else.
+//! Versions of the control daemon: those with which the protocol was tested, and those that gpushd does not support
+//! yet. A daemon does not report its version on its socket, and before CUDA 13.1 nowhere else.
 //!
 //! | version | |
 //! |---|---|
-//! | 535, 550, 555 | tried: the same bytes, 535 knows fewer commands |
-//! | others | as those, as far as is known: spoken to directly, and through the front-end when that fails |
+//! | 535, 550, 555 | tested: the same bytes, 535 knows fewer commands |
+//! | others | the same protocol as far as known: used directly, and through the front-end when that fails |
 //! | 590 (CUDA 13.1) on, with `-S` | static SM partitioning: other commands; not supported yet |
-//! | 615 on, with `-p 3` or `CUDA_MPS_PROTOCOL_VERSION=3` | MPS v3: another language; not supported yet |
+//! | 615 on, with `-p 3` or `CUDA_MPS_PROTOCOL_VERSION=3` | MPS v3: another protocol; not supported yet |
 //!
 //! Options and variables are those of NVIDIA's documentation of release 615.
 
 use std::fmt;
 
-/// Driver branches whose daemons the protocol was tried with.
+/// Driver branches with whose daemons the protocol was tested.
 pub const TRIED: [u32; 3] = [535, 550, 555];
 
 /// Environment variable that asks for another protocol.
 const PROTOCOL: &str = "CUDA_MPS_PROTOCOL_VERSION";
 
-/// What is known of the protocol of a version.
+/// Whether the protocol was tested with a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Known {
-    /// It was tried.
+    /// It was tested.
     Tried,
-    /// A branch with which it was not.
+    /// It was not tested with this branch.
     Untried(u32),
 }
 
-/// What is known of the daemons of a driver version, such as `550.163.01`; `None` of what is no version.
+/// Returns whether the protocol was tested with a driver version, such as `550.163.01`; `None` if the text is not a
+/// version.
 #[must_use]
 pub fn known(version: &str) -> Option<Known> {
     let branch = version.split('.').next()?.parse().ok()?;
     Some(if TRIED.contains(&branch) { Known::Tried } else { Known::Untried(branch) })
 }
 
-/// The version that a program was built as: a word of its data that is nothing else. `None` when there is none,
-/// or several that differ.
+/// Finds the version in a program's data: a NUL-terminated string that is a version and nothing else. `None` without
+/// one, or with several that differ.
 #[must_use]
 pub fn of_program(bytes: &[u8]) -> Option<&str> {
     let words = bytes.split(|byte| *byte == 0).filter(|word| is_version(word));
@@ -44,7 +45,7 @@ pub fn of_program(bytes: &[u8]) -> Option<&str> {
     words.all(|other| other == first).then_some(first)
 }
 
-/// `535.309.01`, `590.44`
+/// Returns whether a word is a version, such as `535.309.01` or `590.44`.
 fn is_version(word: &[u8]) -> bool {
     let parts: Vec<&[u8]> = word.split(|byte| *byte == b'.').collect();
     let digits = |part: &&[u8]| part.iter().all(u8::is_ascii_digit);
@@ -55,9 +56,9 @@ fn is_version(word: &[u8]) -> bool {
 /// Ways to run a daemon with another protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsupported {
-    /// The language of release 615.
+    /// The protocol of release 615.
     V3,
-    /// SMs given to clients as partitions.
+    /// SMs are granted to clients as partitions.
     StaticPartitioning,
 }
 
@@ -70,8 +71,8 @@ impl fmt::Display for Unsupported {
     }
 }
 
-/// Whether a daemon that was started so is spoken to otherwise. Both are as `/proc` shows them, with a NUL
-/// behind each.
+/// Returns why a daemon with this command line and environment uses another protocol. Both have the format of `/proc`:
+/// each entry ends with a NUL.
 #[must_use]
 pub fn unsupported(command_line: &[u8], environment: &[u8]) -> Option<Unsupported> {
     let words = |bytes: &[u8]| -> Vec<String> {

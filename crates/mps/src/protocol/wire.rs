@@ -11,28 +11,27 @@
 //! daemon ► u32 1, i32 status                then it closes
 //! ```
 //!
-//! An empty answer sends nothing, so the end of an answer is only known by the status frame: one session
-//! asks one thing.
+//! An empty reply sends no frame, so only the status frame ends a reply. A session has one command.
 
-/// What the daemon says first.
+/// The daemon's greeting.
 pub const HELLO: &[u8] = b"OUTBHELL\0";
 
-/// What goes with our credentials.
+/// The frame that carries gpushd's credentials.
 pub const CREDENTIALS: &[u8] = b"OUTBCRED\0";
 
-/// That we are a user interface.
+/// Identifies gpushd as a user interface.
 pub const USER_INTERFACE: [u8; 4] = 4_u32.to_le_bytes();
 
-/// That there are no more commands.
+/// Says that no more commands follow.
 pub const NO_MORE: [u8; 8] = 0_u64.to_le_bytes();
 
-/// Largest frame that is read. Answers come in frames of a few lines.
+/// Largest frame that is read. A reply has frames of a few lines.
 pub const LARGEST_FRAME: usize = 64 << 10;
 
-/// Longest command line. A length far beyond what follows ends some daemons.
+/// Longest command line. Some daemons end when a length is much larger than the data that follows.
 pub const LONGEST_COMMAND: usize = 512;
 
-/// The two frames of a command; `None` when it can't be one.
+/// Returns the two frames of a command; `None` if the line is not a valid command.
 #[must_use]
 pub fn command(line: &str) -> Option<([u8; 8], Vec<u8>)> {
     let plain = !line.is_empty() && line.len() <= LONGEST_COMMAND && line.bytes().all(|b| (b' '..=b'~').contains(&b));
@@ -44,7 +43,7 @@ pub fn command(line: &str) -> Option<([u8; 8], Vec<u8>)> {
 }
 
 /// A frame of the daemon's.
-#[derive(Debug, Clone, PartialEq, Eq)]
+# A frame from the daemon.
 pub enum Frame {
     /// A part of the answer.
     Text(String),
@@ -53,7 +52,7 @@ pub enum Frame {
 }
 
 /// Reads a frame; `None` when it is none that is known.
-#[must_use]
+# Parses a frame; `None` if its kind is unknown.
 pub fn frame(bytes: &[u8]) -> Option<Frame> {
     let (kind, rest) = bytes.split_first_chunk::<4>()?;
     match u32::from_le_bytes(*kind) {

@@ -3,23 +3,24 @@
 //! ```text
 //! push ──► entries in order ──schedule(host)──► Grant      the lease can be granted now
 //!                                               Ready      the operation is first on all its GPUs
-//!                                               Waits      what it reserves, and behind what it is
+//!                                               Waits      its reservation, and the earlier entries it waits for
 //!                                               Never      the host cannot meet it any more
 //! ```
 //!
 //! One pass goes through the entries in order, on a copy of the host. An entry that can be granted occupies its
-//! assignment. One that cannot reserves, on GPUs where no earlier entry reserves: a lease the assignment that waits for
-//! the fewest shares in use, which is at most its own size; an operation what its last plan takes away. Later entries
-//! are placed on what is left. So a later, smaller request can be granted at once, and never delays an earlier one.
+//! assignment. An entry that cannot be granted reserves capacity, on GPUs where no earlier entry reserves. A lease
+//! reserves the assignment that waits for the fewest shares in use, which is at most its own size. An operation
+//! reserves what its last plan takes away. Later entries are placed on the rest. So a later, smaller request can be
+//! granted at once, and never delays an earlier one.
 //!
 //! - A gang or an operation on several GPUs reserves nothing until it is first on all of them. Two gangs cannot wait
 //!   for each other.
-//! - Nothing new is placed on a reservation, so what an entry waits for can only become less: it is not overtaken
-//!   for ever.
+//! - Nothing new is placed on a reservation. So what an entry waits for can only shrink, and later entries cannot
+//! overtake it indefinitely.
 //! - A grant that creates instances claims its GPUs: the next pass after its operation continues there.
 //! - The queue holds no capacity itself. The caller reserves a granted assignment before it schedules again.
 //!
-//! GPUs are named by index within one pass; entries that name GPUs for longer are updated by the caller.
+//! Within one pass, GPUs are named by index. The caller updates entries when an index changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -38,7 +39,7 @@ pub enum Takes {
     Gpu,
 }
 
-/// Something that waits.
+/// A waiting entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Waiting {
     /// A lease.
@@ -47,7 +48,7 @@ pub enum Waiting {
     Operation(BTreeMap<u32, Takes>),
 }
 
-/// What one pass found for an entry.
+/// The result of one pass for an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The lease can be granted now.
@@ -56,9 +57,9 @@ pub enum Outcome {
     Ready,
     /// The entry waits.
     Waits {
-        /// What it keeps from later entries; `None` while it is not first on all its GPUs.
+        /// What is reserved for it; `None` while it is not first on all its GPUs.
         reserves: Option<Assignment>,
-        /// Earlier entries that reserve on GPUs that it could use.
+        /// Earlier entries with reservations on GPUs that it could use.
         behind: Vec<Ticket>,
         /// Why a lease has no assignment.
         why: Option<NoAssignment>,
@@ -95,7 +96,7 @@ impl Queue {
         self.entries.contains_key(&ticket).then(|| self.entries.range(..=ticket).count())
     }
 
-    /// Returns the host as a newcomer finds it: with the reservations of all entries.
+    /// Returns the host as a new request finds it: with the reservations of all entries.
     #[must_use]
     pub fn host_for_newcomer(&self, host: &Host, policy: Policy) -> Host {
         let mut pass = Pass::new(host, policy);
@@ -116,9 +117,9 @@ impl Queue {
 /// One pass through the entries.
 struct Pass<'a> {
     policy: Policy,
-    /// The host with grants and reservations of the entries before.
+    /// The host with the grants and reservations of earlier entries.
     host: Host,
-    /// The first entry that reserves, by GPU index.
+    /// The first entry with a reservation, by GPU index.
     heads: BTreeMap<u32, Ticket>,
     /// Requests that failed in this pass. The host only becomes fuller, so they fail again.
     failed: HashSet<&'a Wanted>,
@@ -159,7 +160,7 @@ impl<'a> Pass<'a> {
                     return Outcome::Grant(assignment);
                 }
                 Err(why @ NoAssignment::Busy { .. }) => Some(why),
-                // What a GPU offers can change with the operation that has claimed it.
+                // What a GPU offers can change when the operation that has claimed it ends.
                 Err(why) if self.is_closed(wanted) => Some(why),
                 Err(why) => return Outcome::Never(why),
             }
@@ -204,13 +205,13 @@ impl<'a> Pass<'a> {
         self.host.gpus.iter().any(|gpu| gpu.closed.is_some() && selected(gpu.index))
     }
 
-    /// Entries that reserve on these GPUs, in order.
+    /// Returns the entries with reservations on these GPUs, in order.
     fn heads_of(&self, gpus: impl Iterator<Item = u32>) -> Vec<Ticket> {
         let heads: BTreeSet<Ticket> = gpus.filter_map(|gpu| self.heads.get(&gpu).copied()).collect();
         heads.into_iter().collect()
     }
 
-    /// Keeps from later entries what an operation takes away.
+    /// Reserves what an operation takes away.
     fn take(&mut self, index: u32, takes: &Takes) {
         let Some(gpu) = self.host.gpus.iter_mut().find(|gpu| gpu.index == index) else { return };
         match takes {
