@@ -218,11 +218,7 @@ async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry)
 /// Changes the settings of a daemon's clients. They override the rule.
 ///
 /// # Errors
-<<<<<<< HEAD
 /// When the target cannot have the settings, or they cannot be recorded.
-=======
-/// When the target does not support a setting, it cannot be recorded, or the daemon has another value afterwards.
->>>>>>> language
 pub(crate) async fn set(
     mps: &Mps,
     caller: &Caller,

@@ -42,8 +42,8 @@ pub fn command(line: &str) -> Option<([u8; 8], Vec<u8>)> {
     Some(((body.len() as u64).to_le_bytes(), body))
 }
 
-/// A frame of the daemon's.
-# A frame from the daemon.
+/// A frame from the daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
     /// A part of the answer.
     Text(String),
@@ -51,8 +51,8 @@ pub enum Frame {
     Status(i32),
 }
 
-/// Reads a frame; `None` when it is none that is known.
-# Parses a frame; `None` if its kind is unknown.
+/// Parses a frame; `None` if its kind is unknown.
+#[must_use]
 pub fn frame(bytes: &[u8]) -> Option<Frame> {
     let (kind, rest) = bytes.split_first_chunk::<4>()?;
     match u32::from_le_bytes(*kind) {

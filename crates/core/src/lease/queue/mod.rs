@@ -16,7 +16,7 @@
 //! - A gang or an operation on several GPUs reserves nothing until it is first on all of them. Two gangs cannot wait
 //!   for each other.
 //! - Nothing new is placed on a reservation. So what an entry waits for can only shrink, and later entries cannot
-//! overtake it indefinitely.
+//!   overtake it indefinitely.
 //! - A grant that creates instances claims its GPUs: the next pass after its operation continues there.
 //! - The queue holds no capacity itself. The caller reserves a granted assignment before it schedules again.
 //!
