@@ -115,8 +115,7 @@ fn out_is_json(global: &Global) -> bool {
     global.json || global.output == Some(args::Format::Json)
 }
 
-/// One thread, and only the drivers that a socket and a deadline need: a command is typed often and
-/// must return at once.
+/// One thread, and only the drivers that a socket and a deadline need: commands are frequent and must return at once.
 fn runtime() -> Result<tokio::runtime::Runtime, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     runtime.map_err(|e| crate::exit::io("can't start the event loop", &e))
@@ -143,8 +142,8 @@ fn select(gpus: Vec<Gpu>, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
     Ok(chosen.map(|(_, gpu)| gpu).collect())
 }
 
-/// The same of an agent's GPUs. A GPU that the driver lists but cannot identify is not among them: the
-/// agent explains why.
+/// Selects among an agent's GPUs. A GPU that the driver lists but cannot identify is not among them: the agent explains
+/// why.
 async fn select_of(client: &mut Client, gpus: Vec<Gpu>, texts: &[String]) -> Result<Vec<Gpu>, Failure> {
     let selectors = texts.iter().flat_map(|text| text.split(',')).filter_map(|text| text.parse::<Selector>().ok());
     let absent = selectors.filter_map(|selector| selector.absent(&gpus)).next();

@@ -6,17 +6,17 @@ use gpush_api::{ApiError, Code};
 
 use crate::output::Output;
 
-/// What was asked for differs from what is (`mig assert`), or something is there that does not belong
-/// there (`process list --stray`).
+/// The actual state differs from the requested one (`mig assert`), or there are findings such as strays (`process list
+/// --stray`).
 pub(crate) const DIFFERS: u8 = 3;
 
-/// `mps run`: there is no share, so the command was not run.
+/// `mps run`: no share, so the command did not run.
 pub(crate) const NO_COMMAND: u8 = 125;
 
-/// `mps run`: the command is there and can't be run.
+/// `mps run`: the command exists and cannot be run.
 pub(crate) const NOT_RUN: u8 = 126;
 
-/// `mps run`: there is no such command.
+/// `mps run`: the command does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
 
 /// Ended by Ctrl-C: 128 + SIGINT, as a shell has it.
@@ -25,13 +25,13 @@ pub(crate) const INTERRUPTED: u8 = 130;
 /// Why a command ends early.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// To be told.
+    /// An error to print.
     Error(Box<ApiError>),
-    /// Nobody reads stdout any more, as in `gpushctl status | head -1`: no one is to be told.
+    /// The reader has closed stdout, as in `gpushctl status | head -1`: nothing is printed.
     BrokenPipe,
 }
 
-/// A command's end: its exit status, everything that there is to say being said.
+/// The end of a command: its exit status, after everything was printed.
 pub(crate) type Outcome = Result<u8, Failure>;
 
 impl From<ApiError> for Failure {
@@ -57,7 +57,7 @@ pub(crate) fn io(what: impl Into<String>, cause: &std::io::Error) -> ApiError {
     ApiError::new(code, what).cause(cause.to_string())
 }
 
-/// Tells what there is to tell and gives the process its status.
+/// Prints the error, if any, and returns the exit status of the process.
 pub(crate) fn finish(outcome: Outcome, out: &Output) -> ExitCode {
     match outcome {
         Ok(status) => ExitCode::from(status),

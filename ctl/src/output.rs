@@ -1,5 +1,5 @@
-//! Where output goes: stdout for results, stderr for errors and progress; with `--json` one document
-//! on stdout, whatever happens, and silence on stderr.
+//! Output: results go to stdout, errors and progress to stderr. With `--json` there is exactly one document on stdout,
+//! and nothing on stderr.
 
 use std::{
     borrow::Cow,
@@ -16,7 +16,7 @@ use crate::{
     render::{Charset, Look, listing::Listing, trouble},
 };
 
-/// Columns when nothing tells.
+/// Columns when the width is not known.
 const USUAL_WIDTH: usize = 80;
 
 /// How this run prints.
@@ -57,15 +57,15 @@ impl Output {
         Self { json: format == Format::Json, look, format, color }
     }
 
-    /// Prints text for people.
+    /// Prints text for users.
     pub(crate) fn text(&self, text: &str) -> Result<(), Failure> {
         let text = self.dressed(text, &std::io::stdout());
         self.verbatim(text.as_bytes())
     }
 
-    /// Text with its colours or without, as befits the stream. The stream of stdout may be a terminal
-    /// while stderr is not, so each decides for itself. Done here and not by a stream in between, which
-    /// would write in small pieces: on a large host that took longer than all the rest.
+    /// Text with or without colours. Each stream decides for itself: stdout may be a terminal while stderr is not. This
+    /// is not done by a stream in between, because it writes in small pieces, which takes longer than all other work on
+    /// a large host.
     fn dressed<'t>(&self, text: &'t str, stream: &impl anstream::stream::RawStream) -> Cow<'t, str> {
         let choice = match self.color {
             ColorChoice::Auto => AutoStream::choice(stream),
@@ -150,7 +150,7 @@ impl Output {
         self.remark(&(lines.join("\n") + "\n"));
     }
 
-    /// Says something beside the result, on stderr; nothing with `--json`.
+    /// Prints a remark in addition to the result, on stderr; nothing with `--json`.
     pub(crate) fn remark(&self, text: &str) {
         if !self.json {
             let mut stderr = std::io::stderr();
@@ -163,7 +163,7 @@ impl Output {
 /// Prints an error as the JSON document, also when the command line could not be read.
 pub(crate) fn error_document(error: &ApiError) {
     if let Ok(bytes) = json(&ErrorDocument { error }) {
-        // With stdout gone there is nowhere left to say it; the exit status does.
+        // When stdout is closed, only the exit status remains.
         let _ = std::io::stdout().lock().write_all(&bytes);
     }
 }

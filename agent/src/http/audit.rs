@@ -19,7 +19,7 @@ use crate::{
 /// Characters of a GPU's UUID.
 const WHOLE_UUID: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
 
-/// Records in one answer: usually, and at most.
+/// Records in one response: the default, and the limit.
 const PAGE: (usize, usize) = (100, 1000);
 
 /// Parameters of `GET /v1/audit`.

@@ -1,4 +1,4 @@
-//! `/v1/config`: the config in force, how the file differs from it, reading the file again.
+//! `/v1/config`: the effective config, how the file differs from it, and the reload.
 
 use axum::{
     Json,
@@ -56,7 +56,7 @@ pub(super) async fn diff(
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
 ) -> Result<Response, Failure> {
-    // A file that is not in force yet is for administrators.
+    // Only administrators may see a file that is not in force yet.
     authorization.admin(&caller, "read the config file").await?;
     let viewer = caller.viewer;
     let diff = async move { Ok::<ConfigDiff, Failure>(differences.find(viewer).await) };

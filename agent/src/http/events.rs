@@ -1,4 +1,4 @@
-//! `/v1/events`: what changes, as it happens, as server-sent events.
+//! `/v1/events`: changes as they happen, as server-sent events.
 //!
 //! ```text
 //! id: 8c1f03ab77de-17          what Last-Event-ID takes
@@ -6,12 +6,12 @@
 //! data: {"id": …, "kind": …}   a gpush_api::Event
 //! ```
 //!
-//! The stream begins with a bare `id:`, the place from which it tells, and repeats that when nothing
-//! was told for a while: it keeps the connection alive, and whoever wants only few kinds comes back
-//! to a place that is still kept. Bare ids are no events to a client of such streams.
+//! The stream begins with a bare `id:`, the position at which it starts, and repeats the current one after each
+//! silence. This keeps the connection alive. A client that wants only few kinds can also reconnect at a position that
+//! is still kept. Clients of such streams do not treat bare ids as events.
 //!
-//! A client is given the next piece only when it has taken the one before, so one that does not read
-//! holds nothing but its connection, and is hung up on in time (`listen::pace`).
+//! A client gets the next chunk only after it has read the last one. So a client that does not read occupies only its
+//! connection, which is closed in time (`listen::pace`).
 
 use std::{
     convert::Infallible,
@@ -49,7 +49,7 @@ use crate::{
 /// The longest silence of a stream.
 const ALIVE: Duration = Duration::from_secs(15);
 
-/// Name of the header in which a client says which event it had last.
+/// Name of the header with the id of the last event that the client received.
 const LAST: &str = "last-event-id";
 
 /// Parameters of `GET /v1/events`.
@@ -87,7 +87,7 @@ pub(super) async fn stream(
         kinds: parameters.kinds.as_deref().map(kinds).transpose()?,
         gpus: parameters.gpu.as_deref().map(|text| state.now().named(text)).transpose()?,
     };
-    // What is no text is the id of no event of ours.
+    // A header that is not text is not the id of any event.
     let last = headers.get(LAST).map(|id| id.to_str().unwrap_or_default());
     if parameters.follow == Some(false) {
         let cursor = last.map_or_else(|| state.events().listen_to_all_kept(), |id| state.events().listen(Some(id)));
@@ -96,7 +96,7 @@ pub(super) async fn stream(
         return limiter.answer(&caller, StatusCode::OK, kept).await;
     }
     let cursor = state.events().listen(last);
-    // One piece under way: what comes after it stays where all listeners find it.
+    // At most one chunk in flight: later events stay in the ring, where all listeners read them.
     let (pieces, taken) = mpsc::channel(1);
     let telling = AbortOnDropHandle::new(tokio::spawn(tell(authorization, caller, cursor, filter, pieces)));
     let mut response = Body::new(Told { pieces: taken, _telling: telling }).into_response();
@@ -108,7 +108,7 @@ pub(super) async fn stream(
     Ok(response)
 }
 
-/// Events that are kept, without waiting.
+/// Returns the events that are kept, without waiting.
 fn kept(mut cursor: Cursor, filter: &Filter, caller: &Caller) -> Vec<Event> {
     let mut kept = Vec::new();
     loop {
@@ -122,7 +122,7 @@ fn kept(mut cursor: Cursor, filter: &Filter, caller: &Caller) -> Vec<Event> {
     }
 }
 
-/// Tells a client what it wants to hear, until it goes or nothing more comes.
+/// Sends a client the events that it asked for, until it disconnects or the events end.
 async fn tell(
     authorization: Authorization,
     mut caller: Caller,
@@ -133,7 +133,7 @@ async fn tell(
     let mut text = place(&cursor);
     let mut silent_since = Instant::now();
     loop {
-        // First the room, then what is to be told: whoever is slow hears what is true by then.
+        // The room first, and then the event: a slow client gets what is current by then.
         let Ok(room) = pieces.reserve().await else { return };
         if !text.is_empty() {
             silent_since = Instant::now();
@@ -144,7 +144,7 @@ async fn tell(
             Next::Events(events) => {
                 for event in events {
                     if let Happening::Config(_) = event.what {
-                        // The config names the admin groups.
+                        // The admin groups are in the config, which may have changed.
                         caller = authorization.identify(caller.peer.clone()).await;
                     }
                     if filter.wants(&event) {
@@ -162,7 +162,7 @@ async fn tell(
     }
 }
 
-/// An event as `caller` may see it.
+/// Returns an event as `caller` may see it.
 fn shown(event: &Event, caller: &Caller) -> Event {
     let mut event = event.clone();
     redact::event(&mut event.what, caller.viewer);
@@ -174,7 +174,7 @@ fn resync(cursor: &Cursor, resync: Resync) -> Event {
 }
 
 fn frame(text: &mut String, event: &Event) {
-    // JSON has no line breaks of its own; the type holds nothing that it can't express.
+    // The JSON has no line breaks, and the type can always be serialized.
     let data = serde_json::to_string(event).unwrap_or_default();
     let _ = write!(text, "id: {}\nevent: {}\ndata: {data}\n\n", event.id, event.what.kind().name());
 }
@@ -197,7 +197,7 @@ fn kinds(text: &str) -> Result<Vec<EventKind>, ApiError> {
 /// The body of a stream.
 struct Told {
     pieces: mpsc::Receiver<Bytes>,
-    /// Ends when the client is gone.
+    /// Aborts the sender when the client is gone.
     _telling: AbortOnDropHandle<()>,
 }
 

@@ -1,4 +1,4 @@
-//! What requests carry, taken out with errors of ours: JSON bodies, query parameters, path parts.
+//! Extractors with the API's errors: JSON bodies, query parameters, path parts.
 
 use std::{fmt, marker::PhantomData, time::Duration};
 
@@ -27,7 +27,7 @@ const BODY_TIME: Duration = Duration::from_secs(5);
 /// A JSON body.
 pub(super) struct Body<T>(pub(super) T);
 
-/// A JSON object: what is meant is said by name. In an array serde would take a `true` for whatever is first.
+/// A JSON object, whose fields are named. From an array, serde would take the first value as the first field.
 struct Object<T>(T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -67,7 +67,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
                     format!("{path} wants JSON, and the request says it holds something else"),
                 )
                 .hint("send the header `content-type: application/json`"),
-                // The offending field and its place are in the text.
+                // The text has the offending field and its position.
                 JsonRejection::JsonDataError(error) => unfit(&path, &error.body_text()),
                 JsonRejection::JsonSyntaxError(error) => unfit(&path, &error.body_text()),
                 _ if status == StatusCode::PAYLOAD_TOO_LARGE => {
@@ -79,8 +79,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// A body that is no JSON, or not the JSON that is wanted. The library's text begins with its own
-/// words for that.
+/// Creates the error for a body that is not JSON, or does not match the expected type. The library's text begins with
+/// its own words for that.
 fn unfit(path: &str, text: &str) -> Failure {
     let detail = text.split_once(": ").map_or(text, |(_, detail)| detail);
     Failure::bad_request(StatusCode::BAD_REQUEST, format!("the body is not what {path} takes: {detail}"))
@@ -107,7 +107,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> 
     }
 }
 
-/// The one part of the path that varies.
+/// The variable part of the path.
 pub(super) struct Part(pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Part {
@@ -137,7 +137,7 @@ where
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        // The accept loop puts it there before anything else sees the request.
+        // The accept loop adds it before any other code sees the request.
         let Some(peer) = parts.extensions.get::<Peer>().cloned() else { return Err(Failure::internal()) };
         Ok(Authorization::from_ref(state).identify(peer).await)
     }

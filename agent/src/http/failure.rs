@@ -1,4 +1,4 @@
-//! An error on its way out: the API's error with the HTTP status that carries it.
+//! An error response: the API's error with its HTTP status.
 
 use axum::{
     http::{HeaderValue, Method, StatusCode, header},
@@ -8,7 +8,7 @@ use gpush_api::{ApiError, Code};
 
 use super::head::MOST_BYTES;
 
-/// An error as an answer.
+/// An error as a response.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
     status: StatusCode,
@@ -16,17 +16,17 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// With a status of its own, where HTTP has a finer word than the code.
+    /// Creates an error with a more specific HTTP status than that of its code.
     pub(crate) fn new(status: StatusCode, error: ApiError) -> Self {
         Self { status, error: Box::new(error) }
     }
 
-    /// A request that is not as it should be.
+    /// Creates the error for a malformed request.
     pub(crate) fn bad_request(status: StatusCode, message: impl Into<String>) -> Self {
         Self::new(status, ApiError::new(Code::BadRequest, message))
     }
 
-    /// Too many connections.
+    /// Creates the error for too many connections.
     pub(crate) fn busy(why: String) -> Self {
         ApiError::new(Code::Unavailable, why)
             .hint("close connections that are not needed, then ask again")
@@ -34,14 +34,14 @@ impl Failure {
             .into()
     }
 
-    /// A fault of ours.
+    /// Creates the error for a bug of gpushd.
     pub(crate) fn internal() -> Self {
         ApiError::new(Code::Internal, "gpushd could not answer because of a fault of its own")
             .hint("see its log: `journalctl -u gpushd`")
             .into()
     }
 
-    /// A request whose head is not HTTP/1.1, or is too large: hyper refuses it with this status.
+    /// Creates the error for a request head that is not HTTP/1.1, or is too large: hyper refuses it with this status.
     pub(crate) fn refused_head(status: StatusCode) -> Self {
         let (message, hint) = match status {
             StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => (
@@ -75,11 +75,11 @@ impl Failure {
     }
 
     fn body(&self) -> Vec<u8> {
-        // The type holds nothing that JSON can't express.
+        // The type can always be serialized.
         serde_json::to_vec(&self.error).unwrap_or_default()
     }
 
-    /// The whole answer as bytes, for a connection on which no request is read.
+    /// Returns the whole response as bytes, for a connection on which no request is read.
     pub(crate) fn as_http(&self) -> Vec<u8> {
         let body = self.body();
         let mut answer = format!(

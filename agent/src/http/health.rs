@@ -1,4 +1,4 @@
-//! `/v1/version` and `/v1/health`: who is answering, and whether it is well.
+//! `/v1/version` and `/v1/health`: versions, and whether gpushd is healthy.
 
 use axum::{Json, extract::State};
 use gpush_api::Version;

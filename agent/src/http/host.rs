@@ -1,4 +1,4 @@
-//! `/v1/maintenance` and `/v1/recover`: what concerns the host with all its GPUs.
+//! `/v1/maintenance` and `/v1/recover`: requests about the whole host.
 
 use axum::{Json, extract::State};
 use gpush_api::{MaintenanceState, Recovered, WhyRequest};
@@ -26,7 +26,7 @@ pub(super) async fn enter(
     let control = maintenance.clone();
     let entered = requests.once(request, |request| async move { control.enter(request).await });
     if entered.await?.is_none() {
-        // It was recorded before the handles were closed, which may have failed.
+        // Maintenance was recorded before the handles were closed, which may have failed.
         let control = maintenance.clone();
         requests.carry_out(async move { control.close_handles().await }).await?;
     }

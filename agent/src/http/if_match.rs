@@ -1,5 +1,5 @@
-//! `If-Match`: a request that counts only while what is wanted is still of the generation that the
-//! caller has seen.
+//! `If-Match`: a request that is refused if the desired state has changed since the generation that the caller has
+//! seen.
 
 use axum::{
     extract::FromRequestParts,
@@ -11,7 +11,7 @@ use gpush_api::{ApiError, Code};
 use super::failure::Failure;
 use crate::state::State;
 
-/// The generation that the header names, if any.
+/// The generation in the header, if any.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IfMatch(pub(super) Option<u64>);
 
@@ -36,7 +36,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
 }
 
 impl IfMatch {
-    /// Answers with an error, with HTTP's own status where the header is the reason.
+    /// Returns the response for an error. Where the header is the reason, HTTP has its own status.
     pub(super) fn failure(self, state: &State, error: ApiError) -> Failure {
         let other = self.0.is_some_and(|expected| expected != state.now().generation);
         if other && error.code == Code::Conflict {
@@ -46,7 +46,7 @@ impl IfMatch {
     }
 }
 
-/// Names the generation of an answer in its head.
+/// Adds the generation to the headers of a response.
 pub(super) fn tagged(mut answer: Response, generation: u64) -> Response {
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{generation}\"")) {
         answer.headers_mut().insert(header::ETAG, tag);

@@ -1,8 +1,8 @@
 //! The API over HTTP: routes, and what all of them have in common.
 //!
-//! Every answer to what is HTTP is JSON, errors included, whatever was wrong with it; every error is an
-//! [`gpush_api::ApiError`]. What a path does is in the module of its noun; answers whose size grows
-//! with the host are made under the `response_limiter`, so that small answers do not wait for them.
+//! Every response to an HTTP request is JSON, also an error, which is always a [`gpush_api::ApiError`]. Each module has
+//! the paths of its subject. Responses whose size grows with the host are made under the `response_limiter`, so that
+//! small responses do not wait for them.
 
 mod audit;
 mod config;
@@ -51,7 +51,7 @@ use crate::{
 /// Largest request body in bytes.
 const BODY: usize = 64 << 10;
 
-/// What handlers use; each takes the handles that it needs with axum's `State`.
+/// The handles of the API. Each handler takes those that it needs with axum's `State`.
 #[derive(Debug, Clone)]
 pub(crate) struct Handles {
     pub(crate) state: State,

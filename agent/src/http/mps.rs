@@ -19,7 +19,7 @@ use crate::{
     mps::{self, Act, Mps},
 };
 
-/// Lines of each log that are shown unless another number is asked for, and most of them.
+/// Lines of each log: the default, and the limit.
 const LINES: (usize, usize) = (50, 2000);
 
 /// Targets that are shared through MPS, by GPU.

@@ -1,4 +1,4 @@
-//! `/v1/operations`: what is being done, and what was.
+//! `/v1/operations`: running and finished operations.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::{
 /// Longest wait of one request.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Operations in one answer: usually, and at most.
+/// Operations in one response: the default, and the limit.
 const PAGE: (usize, usize) = (100, 200);
 
 /// Parameters of `GET /v1/operations`.

@@ -1,4 +1,4 @@
-//! `/v1/overrides`: what stands above the config, and ending it.
+//! `/v1/overrides`: lists and clears overrides.
 
 use axum::{
     Json,
@@ -75,7 +75,7 @@ pub(super) async fn end(
     Ok(tagged(Json(answer).into_response(), generation))
 }
 
-/// The GPU that a text names: by all that names a GPU, or, without a driver, by its UUID.
+/// Finds the GPU that a text names: by any selector, or, without a driver, by its UUID.
 fn meant(
     state: &state::State,
     gpus: &Result<Vec<Gpu>, ApiError>,
@@ -96,7 +96,7 @@ fn meant(
                 Err(ApiError::new(Code::BadRequest, message).hint("end the override of one GPU after the other"))
             }
         },
-        // One that the driver does not show can have an override all the same.
+        // A GPU that the driver does not show can still have an override.
         Err(_) if state.override_of(text).is_some() => Ok((text.to_owned(), None, text.to_owned())),
         Err(error) => Err(error),
     }

@@ -1,4 +1,4 @@
-//! `/v1/processes`: who is on the GPUs.
+//! `/v1/processes`: the processes on the GPUs.
 
 use axum::{extract::State, http::StatusCode, response::Response};
 use gpush_api::GpuProcesses;

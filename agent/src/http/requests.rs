@@ -14,7 +14,7 @@ use crate::{
 /// Admits and carries out requests that change a state. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Requests {
-    /// Decides who may.
+    /// Decides which callers may make a change.
     pub(crate) authorization: Authorization,
     /// Finds requests that were carried out before.
     pub(crate) idempotency: Idempotency,
@@ -24,7 +24,7 @@ pub(crate) struct Requests {
     pub(crate) tasks: TaskTracker,
     /// Cancelled when gpushd stops.
     pub(crate) stopping: CancellationToken,
-    /// Why nothing can be recorded, and so nothing be changed.
+    /// Why nothing can be recorded, and so nothing can be changed.
     pub(crate) read_only: Option<ApiError>,
 }
 
@@ -70,8 +70,8 @@ impl Requests {
         self.read_only.clone().map_or(Ok(()), Err)
     }
 
-    /// Carries out a request, unless that was done under its key before: `None` then. Requests with the same key run
-    /// one at a time: a request that is sent again waits for the first.
+    /// Executes a request, unless it was executed under its key before: then returns `None`. Requests with the same key
+    /// run one at a time: a repeated request waits for the first.
     ///
     /// # Errors
     /// When the key was used for another request; those of `work`.
@@ -108,7 +108,7 @@ impl Requests {
         self.carry_out_while_stopping(work).await
     }
 
-    /// Carries out work to its end, also while gpushd stops: for what ends something.
+    /// Runs work to its end, even while gpushd stops: for requests that end something.
     ///
     /// # Errors
     /// Those of `work`.

@@ -1,8 +1,8 @@
 //! `gpushctl gpu cordon|drain|uncordon`.
 //!
-//! To drain is to cordon, and to wait until the agent's readings show nobody and nobody has a share, with
-//! which programs could be started at any time. Waiting changes nothing and so is no operation of the agent:
-//! it may be broken off and taken up again at will.
+//! A drain cordons the GPUs, and waits until the agent's readings show no process and no share: the holder of a share
+//! could start programs at any time. Waiting changes nothing, so it is not an operation of the agent. It can be
+//! interrupted and started again.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ use crate::{
     render::{cordon, status::gpu_numbers},
 };
 
-/// Between two looks at GPUs that are in use: as long as a reading is good.
+/// Pause between two polls of GPUs that are in use: as long as a reading is fresh.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Why a GPU is waited for of which there is no reading yet.
+/// The reason to wait for a GPU without a reading.
 const UNREAD: &str = "it has not been read since";
 
-/// The GPUs that are named, by UUID: an index may be another one's by the next request.
+/// Returns the UUIDs of the named GPUs: an index may belong to another GPU at the next request.
 async fn named(client: &mut Client, which: &SomeGpus) -> Result<Vec<String>, Failure> {
     let gpus = client.gpus(false).await?;
     let gpus = super::select_of(client, gpus, &which.selectors()).await?;
@@ -65,7 +65,7 @@ pub(super) async fn drain(
     out: &Output,
 ) -> Outcome {
     let mut gpus = cordoned(client, which, why).await?;
-    // Who came in before the cordon may not be in a reading from before it.
+    // A process that started before the cordon may be missing in a reading from before it.
     let since = gpus.iter().flat_map(|gpu| &gpu.cordons).map(|cordon| cordon.since).max().unwrap_or(Timestamp::MIN);
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     let interrupt = tokio::signal::ctrl_c();
@@ -82,7 +82,7 @@ pub(super) async fn drain(
             return Ok(0);
         }
         if said != left && !quiet {
-            // That a reading is on its way is over before anybody has read it.
+            // A pending reading is over before a user could read about it.
             let told = left.iter().filter(|one| !said.contains(one) && one.1 != UNREAD);
             out.remark(&told.map(|(index, why)| cordon::waits(*index, why, &out.look)).collect::<String>());
             said.clone_from(&left);
@@ -112,7 +112,7 @@ pub(super) async fn drain(
     }
 }
 
-/// Why a GPU is not idle, as far as a reading made after `since` tells.
+/// Returns why a GPU is not idle, from a reading made after `since`.
 fn waited_for(gpu: &Gpu, daemons: &[MpsDaemon], since: Timestamp) -> Result<Option<String>, ApiError> {
     let gone = |code, what: &str| {
         let message = format!("GPU {} ({}) {what}, so who uses it can't be told", gpu.index, gpu.uuid);
@@ -139,7 +139,7 @@ fn waited_for(gpu: &Gpu, daemons: &[MpsDaemon], since: Timestamp) -> Result<Opti
     Ok((gpu.stale || gpu.observed_at < since).then(|| UNREAD.to_owned()))
 }
 
-/// Processes that use it: MPS servers do so for their clients alone, who are processes of the GPU too.
+/// Returns the processes that use it, without MPS servers: they run only for their clients, which are listed too.
 fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
     let servers: Vec<u32> = daemons.iter().flat_map(|one| &one.servers).filter_map(|server| server.pid).collect();
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
@@ -148,7 +148,7 @@ fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
     all.filter(|process| process.pid.is_none_or(|pid| !servers.contains(&pid))).collect()
 }
 
-/// Shares of it: what is started with one needs nobody's leave any more.
+/// Returns its shares: their holders can start programs without asking.
 fn shares(gpu: &Gpu, daemons: &[MpsDaemon]) -> Vec<String> {
     let shares = daemons.iter().filter(|one| one.gpu == Some(gpu.index)).flat_map(|one| &one.shares);
     shares

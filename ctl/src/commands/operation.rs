@@ -1,4 +1,4 @@
-//! `gpushctl operation list|show|wait|cancel`, and how an operation is watched.
+//! `gpushctl operation list|show|wait|cancel`, and the code that watches operations.
 
 use std::{
     io::IsTerminal,
@@ -24,13 +24,13 @@ use crate::{
 /// How long one long poll waits at the agent.
 const POLL: Duration = Duration::from_secs(20);
 
-/// The id before which there is none.
+/// The first id.
 const FIRST: &str = "op-1";
 
-/// Between two tries to reach an agent that went away.
+/// Pause between two attempts to reach an agent that went away.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long an agent that went away is waited for.
+/// How long to wait for an agent that went away.
 const AWAY: Duration = Duration::from_secs(5);
 
 pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Output) -> Outcome {
@@ -79,7 +79,7 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
     }
 }
 
-/// The exit status of an operation that was to be taken back.
+/// The exit status of a cancelled operation.
 fn taken_back(one: &Operation) -> u8 {
     match one.state {
         OperationState::RolledBack => 0,
@@ -93,7 +93,7 @@ fn taken_back(one: &Operation) -> u8 {
     }
 }
 
-/// The exit status of an operation that was to be done.
+/// The exit status of an operation that was to succeed.
 fn result(one: &Operation) -> u8 {
     operation::error(one).filter(|_| !succeeded(one)).map_or(0, |error| error.code.exit_status())
 }
@@ -202,7 +202,7 @@ async fn follow(
     // Without a limit this sleeps for longer than any operation lasts.
     let unwatched = limit == Some(Duration::ZERO);
     let limit = tokio::time::sleep(limit.unwrap_or(Duration::from_secs(60 * 86_400)));
-    // Listened for before anything is said: whoever reads a line may press Ctrl-C.
+    // Listens before the first output: a user who reads a line may press Ctrl-C.
     let mut interrupt = signal(SignalKind::interrupt())
         .map_err(|error| ApiError::new(Code::Internal, format!("Ctrl-C can't be listened for: {error}")))?;
     tokio::pin!(limit);
@@ -246,7 +246,7 @@ async fn follow(
                 *one = newer;
             }
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
-                // An agent that restarts is back soon; one that is gone shall not be waited for in vain.
+                // An agent that restarts is back soon; the wait for one that is gone must end.
                 let since = *away.get_or_insert_with(Instant::now);
                 if since.elapsed() > AWAY {
                     return Err(lost_sight(one, error.error.message).into());
@@ -268,7 +268,7 @@ async fn follow(
 /// Whether two answers are about one operation: the id alone is unique only within one state directory.
 fn same(one: &Operation, other: &Operation) -> bool {
     let created = |one: &Operation| one.created_at.as_millisecond();
-    // On record it is so to the millisecond.
+    // The record has millisecond precision.
     one.id == other.id && one.kind == other.kind && created(one) == created(other)
 }
 

@@ -41,11 +41,11 @@ pub(crate) struct Row {
     uuid: String,
     memory: Option<Memory>,
     processes: Vec<Process>,
-    /// Said in place of processes.
+    /// Text in place of processes.
     remark: &'static str,
 }
 
-/// Column widths, the same for all GPUs of one output, so that the eye can run down.
+/// Column widths, the same for all GPUs of one output.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Columns {
     what: usize,
@@ -79,7 +79,7 @@ pub(crate) fn mode(gpu: &Gpu) -> &'static str {
     }
 }
 
-/// A state in a word, and how loud it is.
+/// A state as text, with its style.
 pub(crate) fn state(state: GpuState) -> (&'static str, Style) {
     match state {
         GpuState::Ready => ("ready", PLAIN),
@@ -112,7 +112,7 @@ pub(crate) fn heading(gpu: &Gpu, others: &[u32], look: &Look) -> String {
         let gap = |text: &str| if text.is_empty() { 0 } else { width(text) + 2 };
         width(&number) + gap(name) + gap(address) + gap(&sharing) + gap(state_word) + 2 + width(&right)
     };
-    // What is too wide gives way: first the product name's tail, then the address, which `gpu show` has.
+    // When the heading is too wide, the end of the product name is cut first, then the address, which `gpu show` has.
     let over = columns(&name, &address).saturating_sub(look.width);
     if over > 0 {
         name = look.fit(&name, width(&name).saturating_sub(over).max(16));
@@ -259,11 +259,11 @@ fn row(row: &Row, columns: Columns, look: &Look) -> Vec<String> {
     std::iter::once(out).chain(below).collect()
 }
 
-/// What one should know about it: state, drift, a reset that is due, an old reading.
+/// Notes on a GPU: state, drift, a pending reset, an old reading.
 pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
     let mut notes = Vec::new();
     let mut note = |style: Style, label: &str, text: &str| {
-        // An override is what an administrator wants: no fault.
+        // An administrator wants the override: it is not a fault.
         let first = if label == OVERRIDE { format!("  {OVERRIDE} ") } else { format!("  ! {label}") };
         let lines = look.wrap(&first, &look.clean(text));
         notes.extend(lines.iter().map(|line| paint(style, line)));
@@ -276,7 +276,7 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         let said = reason.starts_with(word);
         note(style, "", &if said { reason.clone() } else { format!("{word}: {reason}") });
     }
-    // Beside another state they are not among its reasons.
+    // In another state than `cordoned`, its reasons do not include the cordons.
     for cordon in gpu.cordons.iter().filter(|_| gpu.state != GpuState::Cordoned) {
         let by = cordon
             .by
@@ -293,20 +293,20 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         note(style, if style == NOTE { OVERRIDE } else { "" }, &text);
     }
     for drift in &gpu.drift {
-        // What is missing and what is too much stand one below the other.
+        // Missing and extra instances are shown one below the other.
         let (label, text) = ["missing", "extra"]
             .iter()
             .find_map(|word| Some((format!("drift: {word:<7} "), drift.strip_prefix(word)?.strip_prefix(' ')?)))
             .unwrap_or_else(|| ("drift: ".to_owned(), drift.as_str()));
         note(NOTE, &label, text);
     }
-    // A reading is good for a second, and a slow driver may take a while for the next: only what is
-    // older than that is worth a word.
+    // A reading is fresh for a second, and a slow driver may take a while for the next one: only older readings are
+    // mentioned.
     let age = look.now.as_second().saturating_sub(gpu.observed_at.as_second());
     let read = look.ago(gpu.observed_at);
     if gpu.stale {
         match gpu.state {
-            // However young it is: it is of before.
+            // However young the reading is, it is from before the loss.
             GpuState::Lost => {
                 note(BAD, "", &format!("drawn as it was last read, {read}; what is left of it is not known"));
             }

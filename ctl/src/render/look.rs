@@ -19,14 +19,14 @@ pub(crate) enum Charset {
 pub(crate) struct Look {
     /// Columns.
     pub(crate) width: usize,
-    /// Whether tables may wrap, and text be cut, to the columns: a pipe's reader wants a line a row,
-    /// and all of it.
+    /// Whether tables may wrap, and text may be cut, to the width: the reader of a pipe wants complete lines, one for
+    /// each row.
     pub(crate) wraps: bool,
     /// Whether tables have headings.
     pub(crate) headings: bool,
     /// Characters.
     pub(crate) charset: Charset,
-    /// Time against which ages are told.
+    /// The time from which ages are computed.
     pub(crate) now: Timestamp,
 }
 
@@ -64,8 +64,8 @@ impl Look {
         }
     }
 
-    /// Foreign text (a command line, a user name) made harmless, by the rule of the agent, which an
-    /// older one may not keep; and nothing that the character set lacks.
+    /// Cleans text from outside (a command line, a user name) by the agent's rule, which an older agent may not apply.
+    /// Also replaces characters that the character set lacks.
     pub(crate) fn clean(&self, text: &str) -> String {
         let shown = |c: char| match self.charset {
             Charset::Ascii if !c.is_ascii() => REPLACEMENT,
@@ -74,8 +74,8 @@ impl Look {
         text.chars().map(shown).collect()
     }
 
-    /// Text cut to so many columns, with an ellipsis where something is missing. Into a pipe nothing
-    /// is cut: who reads there looks for the whole.
+    /// Text cut to a width, with an ellipsis if something is missing. In a pipe nothing is cut: the reader needs the
+    /// whole text.
     pub(crate) fn fit(&self, text: &str, columns: usize) -> String {
         if !self.wraps || width(text) <= columns {
             return text.to_owned();

@@ -1,4 +1,4 @@
-//! An operation: how it went, and what is different now, by the hardware's word.
+//! An operation: its result, and what has changed, as read from the hardware.
 
 use anstyle::Style;
 use gpush_api::{
@@ -14,7 +14,7 @@ use super::{
     trouble,
 };
 
-/// A state in words, and how loud it is.
+/// A state as text, with its style.
 pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
     match of {
         OperationState::Queued => ("queued", PLAIN),
@@ -28,7 +28,7 @@ pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
     }
 }
 
-/// The state of an operation in words; one that ended before it started was not rolled back.
+/// The state of an operation as text; an operation that ended before it started was not rolled back.
 fn outcome(operation: &Operation) -> (&'static str, Style) {
     match operation.state {
         OperationState::RolledBack if is_cancelled(operation) => ("cancelled", NOTE),
@@ -37,7 +37,7 @@ fn outcome(operation: &Operation) -> (&'static str, Style) {
     }
 }
 
-/// Whether a user cancelled it, and nothing of it is left.
+/// Whether a user cancelled it, and it has no effect left.
 fn is_cancelled(operation: &Operation) -> bool {
     let error = operation.error.as_ref();
     operation.state == OperationState::RolledBack && error.is_some_and(|error| error.code == Code::Cancelled)
@@ -60,11 +60,11 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
     }
 }
 
-/// What became of an operation. `before` is the GPUs read before it, as far as they were; `now` as they
-/// are, which tells ids only if the operation has `just` been carried out.
+/// The result of an operation. `before` are the GPUs read before it, as far as they were. `now` are the current GPUs,
+/// whose ids are valid only if the operation has `just` ended.
 pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just: bool, look: &Look) -> String {
     let (word, style) = outcome(operation);
-    // Of what was not begun there is no plan yet.
+    // An operation that has not begun has no plan yet.
     let is_same = |p: &&GpuPlan| operation.begun && plan::as_wanted(p);
     let changed: Vec<_> = operation.plans.iter().filter(|p| !is_same(p)).collect();
     let same: Vec<u32> = operation.plans.iter().filter(is_same).map(|p| p.gpu).collect();
@@ -79,7 +79,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     if let Some(reason) = &operation.reason {
         out.extend(look.wrap("", &format!("reason: {}", look.clean(reason))).iter().map(|line| paint(QUIET, line)));
     }
-    // The whole's error may repeat a GPU's, or several GPUs' each other's: each is said once.
+    // The operation's error may repeat a GPU's error, and GPUs may repeat each other's: each is shown once.
     let mut said: Vec<&ApiError> = Vec::new();
     for plan in &changed {
         let of = |gpus: &'_ [Gpu]| gpus.iter().find(|g| g.uuid == plan.uuid).cloned();
@@ -134,17 +134,17 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     out.join("\n") + "\n"
 }
 
-/// That a GPU is as it was, and what it shall hold, in the words of the command line.
+/// That a GPU is unchanged, and its desired layout, as typed on the command line.
 fn not_begun(plan: &GpuPlan, look: &Look) -> Vec<String> {
     look.wrap("  ", &look.clean(&format!("not started; desired: {}", plan.wanted())))
 }
 
-/// Whether a GPU's steps were taken back with success, in an operation that failed on another GPU.
+/// Whether a GPU's steps were rolled back, in an operation that failed on another GPU.
 fn was_taken_back(operation: &Operation, gpu: u32) -> bool {
     operation.progress.iter().any(|p| p.gpu == gpu && p.rolling_back && p.error.is_none())
 }
 
-/// That a GPU is as it was, and whose fault that is unless its own error follows.
+/// That a GPU is unchanged, and why, unless its own error follows.
 fn as_before(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> {
     let mut failed: Vec<u32> = operation.progress.iter().filter(|p| p.error.is_some()).map(|p| p.gpu).collect();
     if failed.is_empty() || failed.contains(&plan.gpu) {
@@ -154,19 +154,18 @@ fn as_before(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> 
     look.wrap("  ", &format!("as it was before, because {} failed", gpu_numbers(&failed)))
 }
 
-/// What went wrong on a GPU. The whole's error says the same and more where it is about this GPU.
+/// The error of a GPU. The operation's error is used instead if it is about this GPU, because it has more facts.
 fn error_of<'o>(operation: &'o Operation, plan: &GpuPlan) -> Option<&'o ApiError> {
     let own = operation.progress.iter().find(|p| p.gpu == plan.gpu).and_then(|p| p.error.as_ref())?;
-    // The whole's names a GPU in full once only.
+    // The operation's error names a GPU in full only once.
     let bare = |sentence: &str| sentence.replace(&format!(" ({})", plan.uuid), "");
     let is_own = |sentence: &String| bare(sentence) == bare(&own.message);
     let tells = |whole: &&ApiError| std::iter::once(&whole.message).chain(&whole.causes).any(is_own);
     Some(operation.error.as_ref().filter(tells).unwrap_or(own))
 }
 
-/// What was destroyed, what was made, what stayed, by the operation's own plan: the GPU may have been
-/// changed again since. Ids and UUIDs come from `gpu`, the reading right after the operation, and only
-/// where it shows the very instance that was planned.
+/// What was destroyed, created and kept, from the operation's own plan: the GPU may have been changed since. Ids and
+/// UUIDs come from `gpu`, the reading right after the operation, and only where it shows the planned instance.
 fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
     let mut out = Vec::new();
     let mut altered = false;
@@ -204,13 +203,13 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
     let (what_width, ids_width) = (widest(|m| &m.what), widest(|m| &m.ids));
     for Made { what, ids, uuid, .. } in &made {
         let what = look.clean(what);
-        // Colour does not count as width, so the blanks are put in by hand.
+        // Colour codes have no width, so the blanks are computed here.
         let line = format!("  + {what:<what_width$}  {ids}");
         let fill = " ".repeat(ids_width.saturating_sub(width(ids)));
         let text = format!("{}{fill}  {}", paint(NEW, line.trim_end()), look.clean(uuid));
         out.push(text.trim_end().to_owned());
     }
-    // One whose compute instances changed was kept, not as it was.
+    // An instance whose compute instances changed was kept, but not unchanged.
     out.extend(
         match (plan.keeps.len(), altered) {
             (0, _) => None,
@@ -223,7 +222,7 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
     out
 }
 
-/// Something that the operation made.
+/// An instance that the operation created.
 struct Made {
     /// `3g.40gb@4`, `1c.3g.40gb in 3g.40gb@4`.
     what: String,
@@ -235,7 +234,7 @@ struct Made {
     in_kept: bool,
 }
 
-/// What the plan's steps made, by the order of the slices.
+/// Returns what the plan's steps created, in the order of the slices.
 fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
     let live = gpu.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
     let mut told: Vec<(u32, u32)> = Vec::new();
@@ -289,8 +288,8 @@ fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
     all.into_iter().map(|(_, made)| made).collect()
 }
 
-/// Whether a compute instance was there before and was to stay: ids are handed out anew, so only the
-/// reading before and the plan together tell.
+/// Whether a compute instance existed before and was to be kept. Ids are reused, so only the reading before and the
+/// plan together show that.
 fn stayed(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
     let instances = before.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
     let was = instances.iter().any(|i| i.id == gi && i.compute.iter().any(|c| c.id == ci));
@@ -299,7 +298,7 @@ fn stayed(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
         .any(|s| matches!(s, InstanceStep::DestroyCompute { gi: g, ci: c, .. } if *g == gi && *c == ci))
 }
 
-/// How far a GPU is.
+/// The progress of a GPU.
 fn under_way(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> {
     let Some(progress) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { return Vec::new() };
     let way = match (progress.rolling_back, operation.state.is_final()) {

@@ -14,13 +14,13 @@ use super::{
     trouble,
 };
 
-/// Who made it, when, why, and until when: `by alice 2 h ago: big run, expires in 3 h`.
+/// Author, time, reason and expiry: `by alice 2 h ago: big run, expires in 3 h`.
 fn sentence(one: &Override, look: &Look) -> String {
     let expires = one.expires_at.map_or_else(String::new, |at| format!(", expires {}", look.ahead(at)));
     of(one, look) + &expires
 }
 
-/// The same of one that may be no more.
+/// The same for an override that may have ended.
 fn of(one: &Override, look: &Look) -> String {
     let by = one.by.user.as_ref().map_or_else(|| format!("uid {}", one.by.uid), |user| look.clean(user));
     let reason = if one.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&one.reason)) };
@@ -109,17 +109,17 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
     out
 }
 
-/// Whether there is anything to tell.
+/// Whether there is a difference to show.
 pub(crate) fn differs(diff: &ConfigDiff) -> bool {
     diff.trouble.is_some() || !diff.settings.is_empty() || diff.gpus.iter().any(is_other)
 }
 
-/// Whether it is not known of a GPU how it stands.
+/// Whether the current layout of a GPU is not known.
 fn is_unseen(diff: &ConfigDiff, one: &GpuDiff) -> bool {
     diff.unseen.iter().any(|error| error.message.contains(&one.uuid))
 }
 
-/// Whether the file, the config in force, an override and what stands are not all the same.
+/// Whether the file, the effective config, an override and the current layout differ.
 fn is_other(one: &GpuDiff) -> bool {
     one.overridden.is_some() || !one.drift.is_empty() || one.in_file.as_ref().is_some_and(|file| *file != one.in_force)
 }
@@ -168,7 +168,7 @@ fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Look) ->
     let row = |one: &SettingDiff| {
         let when = match one.key.as_str() {
             _ if one.restart => "with the next start of gpushd",
-            // What runs has its program and its log open.
+            // A running daemon keeps its program and its log.
             "mps.control" | "mps.server" | "mps.log_directory" => "with the next start of each daemon",
             _ => "at once",
         };
@@ -179,7 +179,7 @@ fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Look) ->
     format!("\n{}", table(&columns, settings.iter().map(row).collect(), 0, look))
 }
 
-/// One GPU with what is wanted of it, by whom, and what stands.
+/// One GPU with its desired layouts, their sources, and the current layout.
 fn block(one: &GpuDiff, wanted: &[(&str, Option<&WantedView>)], look: &Look) -> String {
     let mut out = paint(STRONG, &format!("GPU {}", one.gpu)) + "\n";
     let mut line = |name: &str, text: &str| {
@@ -220,7 +220,7 @@ fn wish(view: &WantedView, look: &Look) -> String {
     format!("{} ({rule}){layout}{shared}", view.mode.name())
 }
 
-/// What an operation that was done just now made of overrides, by what stands before and after it.
+/// What an operation that just ended did to overrides, from the GPUs before and after it.
 pub(crate) fn came_of(operation: &Operation, before: &[Gpu], now: &[Gpu], look: &Look) -> Vec<String> {
     let mut out = Vec::new();
     let on = |gpus: &[Gpu], uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid)?.overridden.clone();
@@ -246,12 +246,12 @@ pub(crate) fn came_of(operation: &Operation, before: &[Gpu], now: &[Gpu], look: 
     out
 }
 
-/// Whether a GPU holds something else than its rule says.
+/// Whether a GPU has another layout than its rule says.
 fn drifts(gpus: &[Gpu], uuid: &str) -> bool {
     gpus.iter().any(|gpu| gpu.uuid == uuid && gpu.mode == Mode::Mig && !gpu.drift.is_empty())
 }
 
-/// What is to be known of an override below the drawing of its GPU, and whether it is loud.
+/// The note about an override below the drawing of its GPU, and its style.
 pub(crate) fn note(one: &Gpu, look: &Look) -> Option<(anstyle::Style, String)> {
     let over = one.overridden.as_ref()?;
     let text = format!("override {}", sentence(over, look));

@@ -1,7 +1,7 @@
-//! An operation while it runs: bars on a terminal, elsewhere a line that it has begun and one for what
-//! is out of the ordinary, nothing with `--quiet`.
+//! A running operation: progress bars on a terminal, otherwise one line when it begins and one for each unusual event,
+//! and nothing with `--quiet`.
 //!
-//! All of it goes to stderr: stdout is for the result.
+//! All output goes to stderr: stdout is for the result.
 
 use std::io::Write;
 
@@ -13,10 +13,10 @@ use super::{Charset, Look, look::count, plan, status::gpu_numbers};
 /// How progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// A bar a GPU, redrawn in place.
+    /// One bar for each GPU, redrawn in place.
     Bars,
-    /// A line at its beginning, for a slow step, and for a GPU that is taken back. Steps are not told:
-    /// the result that follows says what they came to.
+    /// One line when it begins, for a slow step, and for a GPU that is rolled back. Other steps are not printed: the
+    /// result shows what they did.
     Lines,
     /// Nothing.
     Quiet,
@@ -25,13 +25,13 @@ pub(crate) enum Style {
 /// What was shown so far.
 pub(crate) struct Progress {
     shown: Shown,
-    /// Whether it was told that it has begun.
+    /// Whether the line for its begin was printed.
     begun: bool,
-    /// Of each GPU: whether its rollback was told, and the last step that was told to be slow.
+    /// For each GPU: whether its rollback was printed, and the last slow step that was printed.
     told: Vec<(bool, Option<String>)>,
-    /// Notes told.
+    /// Notes that were printed.
     noted: Vec<String>,
-    /// Steps of each GPU that are shown: one that waited is planned anew when it begins.
+    /// Number of steps shown for each GPU: an operation that waited is planned again when it begins.
     steps: Vec<u32>,
 }
 
@@ -72,7 +72,7 @@ impl Progress {
             self.told = vec![(false, None); operation.plans.len()];
             self.steps = steps;
         }
-        // What it waits for is replaced by what it waits for then, so they are not told by their number.
+        // While it waits, a new reason replaces the old one, so notes are compared by text.
         for note in operation.notes.iter().filter(|note| !self.noted.contains(note)).cloned().collect::<Vec<_>>() {
             self.say(&look.clean(&note));
         }
@@ -82,7 +82,7 @@ impl Progress {
             && let Some(line) = beginning(operation)
         {
             self.begun = true;
-            // Nobody reads it any more: the operation goes on all the same.
+            // No program reads stderr any more; the operation continues anyway.
             let _ = writeln!(out, "{line}");
         }
         let gpus = operation.plans.iter().zip(&mut self.told).enumerate();
@@ -106,7 +106,7 @@ impl Progress {
         }
     }
 
-    /// Says which steps are taking their time. Bars show that anyway.
+    /// Prints which steps take long. Bars show that anyway.
     pub(crate) fn waiting(&mut self, operation: &Operation, look: &Look) {
         let Shown::Lines(out) = &mut self.shown else { return };
         for (now, told) in operation.progress.iter().zip(&mut self.told) {
@@ -120,7 +120,7 @@ impl Progress {
         }
     }
 
-    /// Says something beside the steps.
+    /// Prints a text that is not about a step.
     pub(crate) fn say(&mut self, text: &str) {
         match &mut self.shown {
             Shown::Bars(all, _) => drop(all.println(text)),
@@ -129,11 +129,11 @@ impl Progress {
         }
     }
 
-    /// Takes the bars away: the result that follows says all that they said.
+    /// Removes the bars: the result has the same information.
     pub(crate) fn end(self) {
         if let Shown::Bars(all, bars) = self.shown {
             bars.iter().for_each(ProgressBar::finish_and_clear);
-            // A terminal that is gone needs no clearing.
+            // A closed terminal needs no clearing.
             let _ = all.clear();
         }
     }
@@ -239,7 +239,7 @@ mod tests {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let begun = fixtures::operation(OperationState::Running);
-        // While it waits it has no steps.
+        // While it waits, it has no steps.
         let mut waiting = Operation { state: OperationState::Waiting, ..begun.clone() };
         waiting.plans[0].steps.clear();
         waiting.progress[0].total = 0;

@@ -1,8 +1,7 @@
-//! Tables: one line a thing, columns aligned, headings quiet.
+//! Tables: one line for each row, aligned columns, dim headings.
 //!
-//! On a terminal that is too narrow cells break at blanks, never within a word: first columns that can
-//! be spared give way, then the text of the last one goes below its row. Cells may have colours, each
-//! word its own.
+//! On a narrow terminal cells break at blanks, never within a word. First, optional columns are left out. Then the text
+//! of the last column moves below its row. Cells may have colours, a separate one for each word.
 
 use std::borrow::Cow;
 
@@ -19,38 +18,38 @@ use super::{
 /// Blanks between two columns.
 const GAP: usize = 2;
 
-/// Narrowest column in which prose is still read with ease.
+/// Narrowest column in which prose is readable.
 pub(crate) const PROSE: usize = 24;
 
 /// Columns of a cell that is broken only if nothing else helps: `off > on`.
 const SHORT: usize = 8;
 
-/// Blanks before what stands below its row.
+/// Blanks before text that is below its row.
 pub(crate) const BELOW: usize = 4;
 
-/// Where a column's text stands.
+/// The alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Align {
     Left,
     Right,
 }
 
-/// What gives way where there is no room.
+/// How a table adapts to a narrow terminal.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Narrow {
-    /// Columns that are left out, in this order, before a word would stand out.
+    /// Columns that are left out, in this order, before a word would exceed its column.
     pub(crate) spare: &'static [&'static str],
-    /// Whether the last column holds prose, which may stand below its row.
+    /// Whether the last column has prose, which may be below its row.
     pub(crate) prose: bool,
 }
 
-/// A table of plain text; a column too wide for the terminal breaks at blanks, the first, which names
-/// the row, as the last one, and none into a pipe.
+/// Draws a table of plain text. Columns that are too wide for the terminal break at blanks; the first column, which
+/// names the row, breaks last. In a pipe no column breaks.
 pub(crate) fn table(columns: &[(&str, Align)], rows: Vec<Vec<String>>, indent: usize, look: &Look) -> String {
     fitted(columns, rows, Narrow::default(), indent, look)
 }
 
-/// A table that knows what to do without.
+/// Draws a table with optional columns.
 pub(crate) fn fitted(
     columns: &[(&str, Align)],
     mut rows: Vec<Vec<String>>,
@@ -63,7 +62,7 @@ pub(crate) fn fitted(
     let gaps = |columns: usize| GAP * columns.saturating_sub(1);
     for name in narrow.spare {
         let (least, whole) = measured(&columns, &rows, SHORT);
-        // The first column names the row: it stays whole as long as there is something to spare.
+        // The first column names the row: it is not broken while another column can be left out.
         let needed = whole.iter().take(1).chain(least.iter().skip(1)).sum::<usize>();
         if needed + gaps(least.len()) <= room {
             break;
@@ -129,8 +128,8 @@ fn broken(cell: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// Of each column what is not to be broken, its words and whole cells of up to `short` columns, and its widest
-/// cell.
+/// Returns for each column its longest unbreakable text and its widest cell. Words, and cells of up to `short` columns,
+/// are not broken.
 fn measured(columns: &[(&str, Align)], rows: &[Vec<String>], short: usize) -> (Vec<usize>, Vec<usize>) {
     let cells = |at: usize| rows.iter().map(move |row| row[at].as_str()).chain([columns[at].0]);
     let word = |cell: &str| match width(cell) {
@@ -142,7 +141,7 @@ fn measured(columns: &[(&str, Align)], rows: &[Vec<String>], short: usize) -> (V
     (least, whole)
 }
 
-/// Widths of columns in `room`: those that lack least are the first to be whole.
+/// Returns the widths of columns in `room`: those that lack least get their full width first.
 fn widths(least: Vec<usize>, whole: &[usize], room: usize) -> Vec<usize> {
     let mut widths = least;
     let mut left = room.saturating_sub(widths.iter().sum());
@@ -156,9 +155,9 @@ fn widths(least: Vec<usize>, whole: &[usize], room: usize) -> Vec<usize> {
     widths
 }
 
-/// A row, as many lines as its longest cell takes.
+/// Draws a row with as many lines as its longest cell needs.
 fn lines(row: &[String], columns: &[(&str, Align)], widths: &[usize]) -> Vec<String> {
-    // What fits stays as it is, its blanks too.
+    // A cell that fits is not changed, nor are its blanks.
     let cell = |(cell, room): (&String, &usize)| {
         if width(cell) <= *room { vec![cell.clone()] } else { broken(cell, *room) }
     };

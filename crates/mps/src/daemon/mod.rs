@@ -267,7 +267,7 @@ impl Daemon {
         self.seen.borrow().clone()
     }
 
-    /// Follows what is known of the daemon.
+    /// Subscribes to the observed state of the daemon.
     #[must_use]
     pub fn follow(&self) -> watch::Receiver<Report> {
         self.seen.clone()

@@ -1,4 +1,4 @@
-//! Probes of a daemon. A probe runs in a task of its own, one at a time, and may take as long as a hung daemon takes.
+//! Probes of a daemon. Each probe runs in a separate task, one at a time, and may take as long as a hung daemon takes.
 //!
 //! ```text
 //! due or requested ─► probe ─► reply ─► settings corrected, clients known ──────► Answers, Fault
@@ -52,7 +52,7 @@ pub(super) struct ProbeResult {
     settings: AppliedSettings,
 }
 
-/// Waits until a probe has finished; for ever without one.
+/// Waits until a probe has finished; never returns without one.
 pub(super) async fn finished(probe: Option<&mut Probe>) -> Result<ProbeResult, ControlError> {
     match probe {
         Some(probe) => (&mut probe.task).await.unwrap_or(Err(ControlError::Busy)),

@@ -344,7 +344,7 @@ mod tests {
         assert!(!place.dir().exists());
     }
 
-    /// A kill between two unlinks used to leave an empty directory for ever.
+    /// A kill between two unlinks used to leave an empty directory behind.
     #[test]
     fn directory_of_an_interrupted_removal_is_no_target_and_is_swept() {
         let scratch = tempfile::tempdir().unwrap();

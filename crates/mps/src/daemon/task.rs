@@ -11,7 +11,7 @@
 //!
 //! Access to the pipe directory is what admission consists of. While a daemon does not serve, no user reaches its sockets,
 //! except users of an adopted daemon that had access before. A hung daemon does not block the task: probes and `quit` run
-//! in tasks beside it.
+//! in separate tasks.
 
 use std::{
     collections::BTreeSet,
@@ -278,7 +278,7 @@ impl SupervisorTask {
         true
     }
 
-    /// Takes over how the daemon should be. `None`: there should be no daemon. Returns whether this takes effect only with
+    /// Sets the desired state of the daemon. `None`: there should be no daemon. Returns whether this takes effect only with
     /// the next probe.
     async fn set_desired(&mut self, desired: Option<Box<Desired>>) -> bool {
         if let Some(desired) = &desired {
@@ -413,7 +413,7 @@ impl SupervisorTask {
     }
 }
 
-/// Waits until the process has ended; for ever without one.
+/// Waits until the process has ended; never returns without one.
 async fn ended(process: Option<&DaemonProcess>) {
     match process {
         Some(process) => process.ended().await,
@@ -421,7 +421,7 @@ async fn ended(process: Option<&DaemonProcess>) {
     }
 }
 
-/// Waits until an instant; for ever without one.
+/// Waits until an instant; never returns without one.
 async fn at(instant: Option<Instant>) {
     match instant {
         Some(instant) => sleep_until(instant).await,

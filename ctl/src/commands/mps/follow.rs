@@ -1,4 +1,4 @@
-//! `gpushctl mps start|stop|restart|drain`: asked for, then watched by asking again.
+//! `gpushctl mps start|stop|restart|drain`: makes the request, then polls the daemon until its end state.
 //!
 //! ```text
 //!          asked for ──► on its way ──► as wanted      0
@@ -23,16 +23,16 @@ use crate::{
     render::mps::{change, label, typed},
 };
 
-/// The first pause between two questions, and the longest.
+/// The first pause between two polls, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// How long an agent that went away is waited for.
+/// How long to wait for an agent that went away.
 const AWAY: Duration = Duration::from_secs(5);
 
-/// What a daemon that did not become as wanted ends with.
+/// The exit status when a daemon did not reach the requested state.
 const FAILED: u8 = 1;
 
-/// What is asked for.
+/// The requested change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     Start,
@@ -41,14 +41,14 @@ pub(super) enum Change {
     Drain,
 }
 
-/// Whether it is watched, and how.
+/// Whether and how to watch it.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Watch {
     Not,
     For { limit: Option<Duration>, quiet: bool },
 }
 
-/// How far it is.
+/// The progress of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Far {
     OnItsWay,
@@ -70,7 +70,7 @@ pub(super) async fn end(
     watch: Watch,
     out: &Output,
 ) -> Outcome {
-    // By its short name from now on: an index may be another GPU's by the next request.
+    // By its short name from now on: the index may belong to another GPU at the next request.
     let before = client.mps_daemon(target).await?;
     let accepted = match what {
         Change::Start => client.mps_start(&before.target).await?,
@@ -81,10 +81,9 @@ pub(super) async fn end(
     watched(client, what, &before, accepted, watch, out).await
 }
 
-/// How far a change is, by what was there before and what is there now. `going` says that it was
-/// seen to be on its way.
+/// Returns the progress of a change, from the daemon before and now. `going` says that the change was seen in progress.
 fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Far {
-    // An agent that has only noted what is wanted shows the state from before.
+    // An agent that has only recorded the request shows the state from before.
     let moved = going || (before.state, before.since, before.pid) != (now.state, now.since, now.pid);
     match (what, now.state) {
         (Change::Start, MpsState::Ready) | (Change::Stop | Change::Drain, MpsState::Stopped) => Far::AsWanted,
@@ -92,9 +91,9 @@ fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Far {
             Far::AsWanted
         }
         (Change::Start | Change::Restart, MpsState::Fault | MpsState::GivenUp) if moved => Far::Otherwise,
-        // Somebody has stopped it again.
+        // Another administrator has stopped it again.
         (Change::Start, MpsState::Stopped | MpsState::Draining) if moved => Far::Otherwise,
-        // Or wants it back.
+        // Or has started it again.
         (Change::Stop | Change::Drain, MpsState::Starting | MpsState::Ready) if going => Far::Otherwise,
         (
             Change::Start | Change::Stop | Change::Restart | Change::Drain,
@@ -111,7 +110,7 @@ fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Far {
     }
 }
 
-/// Whether a state is one that is passed through on the way.
+/// Whether a state is an intermediate one of a change.
 fn is_going(what: Change, state: MpsState) -> bool {
     match what {
         Change::Start => matches!(state, MpsState::Starting),
@@ -119,7 +118,7 @@ fn is_going(what: Change, state: MpsState) -> bool {
     }
 }
 
-/// What has become of it instead, in words.
+/// Describes another end state than the requested one.
 fn otherwise(what: Change, state: MpsState) -> &'static str {
     match (what, state) {
         (Change::Start | Change::Restart, MpsState::Stopped | MpsState::Draining | MpsState::Stopping) => {
@@ -153,7 +152,7 @@ async fn watched(
     let mut progress = Progress::new(quiet || out.json);
     // Without a limit this sleeps for longer than any drain lasts.
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
-    // Listened for before anything is said: whoever reads a line may press Ctrl-C.
+    // Listens before the first output: a user who reads a line may press Ctrl-C.
     let mut interrupt = signal(SignalKind::interrupt())
         .map_err(|error| ApiError::new(Code::Internal, format!("Ctrl-C can't be listened for: {error}")))?;
     tokio::pin!(limit);
@@ -194,14 +193,14 @@ async fn watched(
         pause = (pause * 3 / 2).min(PAUSES.1);
         match asked {
             Ok(newer) => (now, away) = (newer, None),
-            // A daemon outlives the agent, which is soon back.
+            // The daemon outlives the agent, which is back soon.
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
                 if away.get_or_insert_with(Instant::now).elapsed() > AWAY {
                     progress.end();
                     return Err(lost_sight(&now, error.error.message, out));
                 }
             }
-            // One that nothing wants any more is forgotten as soon as it has ended.
+            // A daemon that no rule wants any more is removed as soon as it has ended.
             Err(error) if ends(what) && error.error.code == Code::NotFound => {
                 progress.end();
                 now = MpsDaemon { state: MpsState::Stopped, pid: None, clients: Vec::new(), ..now };
@@ -217,7 +216,7 @@ async fn watched(
     }
 }
 
-/// Whether a change is for a daemon to be gone.
+/// Whether a change ends the daemon.
 fn ends(what: Change) -> bool {
     match what {
         Change::Stop | Change::Drain => true,
@@ -225,7 +224,7 @@ fn ends(what: Change) -> bool {
     }
 }
 
-/// The daemon after a pause.
+/// Polls the daemon after a pause.
 async fn again(client: &mut Client, target: &str, pause: Duration) -> Result<MpsDaemon, gpush_client::Error> {
     tokio::time::sleep(pause).await;
     client.mps_daemon(target).await
@@ -246,8 +245,7 @@ fn lost_sight(now: &MpsDaemon, cause: String, out: &Output) -> Failure {
     error.cause(cause).hint(hint).into()
 }
 
-/// What is said meanwhile, on stderr: a line that is redrawn on a terminal, elsewhere one for each
-/// thing that is waited for.
+/// Progress on stderr: on a terminal a line that is redrawn, otherwise one line for each reason to wait.
 enum Progress {
     Line(ProgressBar),
     Lines { since: Instant, said: String },
@@ -272,7 +270,7 @@ impl Progress {
         match self {
             Self::Line(bar) => bar.set_message(out.look.fit(&text, out.look.width)),
             Self::Lines { since, said } => {
-                // What is over in a moment is not worth a line; whoever is waited for is.
+                // A state that ends in a moment needs no line, but clients that are waited for do.
                 let ends = matches!(now.state, MpsState::Draining | MpsState::Stopping);
                 let worth = (ends && !now.clients.is_empty()) || since.elapsed() > super::super::SILENCE;
                 if worth && *said != text {

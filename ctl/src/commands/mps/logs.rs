@@ -1,4 +1,4 @@
-//! `gpushctl mps logs`: the ends of a daemon's logs, and what is new in them.
+//! `gpushctl mps logs`: the last lines of a daemon's logs, and new lines.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::{
     render::mps::change,
 };
 
-/// Between two looks.
+/// Pause between two polls.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Lines that are asked for at each look: what comes beyond that within a second is not shown.
+/// Lines of each poll: further lines within that second are not shown.
 const WINDOW: usize = 500;
 
 pub(super) async fn last(
@@ -29,7 +29,7 @@ pub(super) async fn last(
 }
 
 pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all: bool, out: &Output) -> Outcome {
-    // By its short name from now on: an index may be another GPU's by the next look.
+    // By its short name from now on: the index may belong to another GPU at the next poll.
     let target = client.mps_daemon(target).await?.target;
     let mut seen = client.mps_logs(&target, lines, all).await?;
     tell(&seen, &seen, out)?;
@@ -38,7 +38,7 @@ pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all:
         tokio::time::sleep(LOOK).await;
         let now = match client.mps_logs(&target, WINDOW.max(lines), all).await {
             Ok(now) => now,
-            // Nobody looks after a monitor that has ended: an agent that restarts is waited for.
+            // A monitor must not end because of a restart: it waits for the agent.
             Err(error) if super::super::events::may_pass(&error) => {
                 if !away {
                     out.remark("gpushd does not answer; going on when it is back\n");
@@ -81,13 +81,12 @@ fn news(seen: &MpsLogs, now: &MpsLogs) -> MpsLogs {
     MpsLogs { files: files.collect() }
 }
 
-/// The lines of `now` after the place where the end of `seen` is found best; all of them when it is not
-/// found, as in a log that was begun anew.
+/// Returns the lines of `now` after the best match for the end of `seen`; all of them without a match, as in a new log.
 fn added<'a>(seen: &[String], now: &'a [String]) -> &'a [String] {
     let overlap = |end: usize| {
         let both = std::iter::zip(seen.iter().rev(), now[..end].iter().rev());
         let same = both.take_while(|(old, new)| old == new).count();
-        // Whatever is there of either has to agree, not just a line of it.
+        // All lines in the overlap must match, not just one of them.
         if same == seen.len().min(end) { same } else { 0 }
     };
     let best = (1..=now.len()).rev().max_by_key(|end| overlap(*end)).filter(|end| overlap(*end) > 0);

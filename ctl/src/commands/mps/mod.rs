@@ -2,8 +2,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `follow` | `start`, `stop`, `restart`, `drain`: asked for, then watched to their end |
-//! | `logs` | `logs`, and what is new in them |
+//! | `follow` | `start`, `stop`, `restart`, `drain`: makes the request and waits for its end |
+//! | `logs` | `logs`, and new lines in them |
 //! | `share` | `env` and `release` |
 //! | `run` | `run`: a share for as long as a command runs |
 //! | `shell` | an environment in the syntax of a shell |
@@ -27,7 +27,7 @@ use crate::{
 
 pub(super) fn run(global: &Global, command: Mps, out: &Output) -> Outcome {
     match command {
-        // It asks twice, with a command in between that may last for days.
+        // It makes two requests, and the command between them may run for days.
         Mps::Run { of, ceilings, command } => run::run(global, of.text(), ceilings, &command, out),
         other => super::ask(global, async |client| asked(client, other, out).await),
     }
@@ -104,8 +104,8 @@ async fn rules(client: &mut Client) -> Vec<String> {
     config.rules.into_iter().filter(|rule| rule.mode == Mode::Mps).map(|rule| rule.name).collect()
 }
 
-/// The daemons of these GPUs, which are asked for only where one has to do with MPS: a look at a host
-/// without it costs nothing. That they can't be told is no reason not to show the rest.
+/// Returns the daemons of these GPUs. They are requested only if a GPU uses MPS: other hosts need no request. If the
+/// request fails, the rest of the output is still shown.
 pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<MpsDaemon> {
     if !gpus.iter().any(list::concerns) {
         return Vec::new();

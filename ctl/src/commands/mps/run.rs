@@ -5,8 +5,8 @@
 //!                                        └► it can't: the share is given back
 //! ```
 //!
-//! So the share is the command's own: nobody stands in between whose end would take it away, and terminal, signals
-//! and status are those of the command.
+//! So the share belongs to the command: no process in between can end it, and terminal, signals and exit status are
+//! those of the command.
 
 use std::{ffi::OsString, io::ErrorKind, os::unix::process::CommandExt, path::Path, process::Command, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
     output::Output,
 };
 
-/// How long giving the share back may take; what is not given back by then ends with this process.
+/// How long the release of the share may take. A share that is not released by then ends with this process.
 const GIVING_BACK: Duration = Duration::from_secs(2);
 
 pub(super) fn run(global: &Global, target: &str, ceilings: Ceilings, command: &[OsString], out: &Output) -> Outcome {
@@ -38,7 +38,7 @@ pub(super) fn run(global: &Global, target: &str, ceilings: Ceilings, command: &[
     own(exit::io(format!("can't run {}", Path::new(program).display()), &cause).into(), status, out)
 }
 
-/// Tells an error of our own and ends with the status that stands for it.
+/// Prints an error of `mps run` itself, and ends with its exit status.
 fn own(failure: Failure, status: u8, out: &Output) -> Outcome {
     match failure {
         Failure::Error(error) => out.error(&error),
@@ -47,7 +47,7 @@ fn own(failure: Failure, status: u8, out: &Output) -> Outcome {
     Ok(status)
 }
 
-/// Becomes the command; comes back only with why it can't.
+/// Executes the command in this process; returns only with the error if that fails.
 fn become_it(taken: &MpsShareTaken, program: &OsString, arguments: &[OsString]) -> std::io::Error {
     let mut command = Command::new(program);
     command.args(arguments);
@@ -57,7 +57,7 @@ fn become_it(taken: &MpsShareTaken, program: &OsString, arguments: &[OsString]) 
     command.envs(taken.environment.iter().map(|(name, value)| (name, value))).exec()
 }
 
-/// Gives the share back. That it can't be is no news: it ends with this process.
+/// Releases the share. A failure is not reported: the share ends with this process.
 fn give_back(global: &Global, taken: &MpsShareTaken) {
     let _ = super::super::with_agent(global, async |client| {
         let _ = tokio::time::timeout(GIVING_BACK, client.mps_release(&taken.share.id)).await;

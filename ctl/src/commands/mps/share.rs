@@ -1,4 +1,4 @@
-//! `gpushctl mps env` and `release`: shares for programs that others start.
+//! `gpushctl mps env` and `release`: shares for programs that the user starts.
 
 use std::io::IsTerminal;
 
@@ -18,7 +18,7 @@ use crate::{
     render::mps::change,
 };
 
-/// What is asked for, without its end.
+/// Returns the request, without the end of the share.
 pub(super) fn request(Ceilings { percentage, memory, priority }: Ceilings) -> MpsShareRequest {
     MpsShareRequest { percentage, memory_limit_mib: memory, priority, with_pid: None, for_s: None }
 }
@@ -43,7 +43,7 @@ pub(super) async fn env(
         }
     };
     if let Err(failure) = hand_out(&taken, shell, out) {
-        // Nobody has got what it takes to use it.
+        // The user did not get the environment of the share.
         let _ = client.mps_release(&taken.share.id).await;
         return Err(failure);
     }
@@ -74,20 +74,20 @@ fn hand_out(taken: &MpsShareTaken, shell: Shell, out: &Output) -> Result<(), Fai
     out.verbatim(shell::lines(shell, &left_over(&taken.environment), &taken.environment)?.as_bytes())
 }
 
-/// Variables of MPS around this process that are none of these: those of another share.
+/// Returns the MPS variables of this process that are not among these: they are from another share.
 pub(super) fn left_over(environment: &[(String, String)]) -> Vec<String> {
     let around = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     around.filter(|name| name.starts_with(shell::OURS) && environment.iter().all(|(one, _)| one != name)).collect()
 }
 
-/// The leader of the session that this command was typed in, with which a share ends that has no other end.
+/// Returns the leader of the session of this command. A share without another end ends with it.
 fn session() -> Result<u32, ApiError> {
     let no_end = |cause: String| {
         let error = ApiError::new(Code::BadRequest, "the share needs an end").cause(cause);
         error.hint("add `--for 2h`, or `--with $$` to end it with the shell")
     };
     let leader = getsid(None).map_err(|errno| no_end(format!("cannot find the session of this command: {errno}")))?;
-    // 0 is one outside of this container, 1 one that never ends.
+    // 0 is a process outside of this container; 1 never ends.
     let pid = u32::try_from(leader.as_raw()).ok().filter(|pid| *pid > 1);
     let pid = pid.ok_or_else(|| no_end("this command runs outside a login session".to_owned()))?;
     match kill(Pid::from_raw(leader.as_raw()), None) {
@@ -100,7 +100,7 @@ fn session() -> Result<u32, ApiError> {
 
 pub(super) async fn release(client: &mut Client, ids: &[String], out: &Output) -> Result<(), Failure> {
     let (mut released, mut errors) = (Vec::new(), Vec::new());
-    // One that is unknown costs the others nothing.
+    // An unknown share does not affect the others.
     for id in ids {
         match client.mps_release(id).await {
             Ok(share) => released.push(share),

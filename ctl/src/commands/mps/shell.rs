@@ -1,14 +1,14 @@
-//! An environment in the syntax of a shell, such that `eval` of it sets these variables and does
-//! nothing else, whatever is in their values.
+//! An environment in the syntax of a shell: `eval` of it sets these variables and does nothing else, whatever their
+//! values contain.
 
 use gpush_api::{ApiError, Code};
 
 use crate::args::Shell;
 
-/// Variables of MPS: those that were set before and are not any more are unset.
+/// Variables of MPS: those that are set now and not among the new ones are unset.
 pub(super) const OURS: &str = "CUDA_MPS_";
 
-/// Lines that set `variables`, after those that unset what is left of others.
+/// Returns lines that unset the variables in `unset` and set `variables`.
 pub(super) fn lines(shell: Shell, unset: &[String], variables: &[(String, String)]) -> Result<String, ApiError> {
     let mut out = String::new();
     for name in unset.iter().filter(|name| is_name(name)) {
@@ -34,7 +34,7 @@ pub(super) fn lines(shell: Shell, unset: &[String], variables: &[(String, String
     Ok(out)
 }
 
-/// What every shell takes for the name of a variable.
+/// Returns whether every shell accepts this name of a variable.
 fn is_name(name: &str) -> bool {
     let first = name.bytes().next();
     first.is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')

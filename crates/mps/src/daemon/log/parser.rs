@@ -1,9 +1,9 @@
-//! Parser of the control daemon's log, for what no command reports: servers that end as soon as they start, clients that
-//! wait for a server, and that the log itself has stopped growing.
+//! Parser of the control daemon's log, for facts that no command reports: servers that end as soon as they start,
+//! clients that wait for a server, and a log that has stopped growing.
 //!
-//! Users with access, also former ones, can write into the log. So gpushd believes a line only as far as the kernel confirms
-//! it: that servers ended, by the CPU time that the daemon was charged with for ended children; pending clients, by
-//! [`pending`](super::super::pending), which the log only helps.
+//! Users with present or past access can write into the log. So a line counts only if the kernel confirms it. Ended
+//! servers are confirmed by the CPU time of ended children that the kernel charges to the daemon. Clients that wait for
+//! a server are confirmed by [`pending`](super::super::pending).
 
 use std::{
     collections::VecDeque,
@@ -188,7 +188,7 @@ mod tests {
         say("127", 1);
         look(&mut parser);
         assert!(parser.deaths().unwrap().ends_with("3 within 60 s, the last with status 127"), "{:?}", parser.deaths());
-        // Rotated: what is there now is all new.
+        // Rotated: all lines are new.
         std::fs::write(&path, format!("{line} 2\n")).unwrap();
         look(&mut parser);
         assert!(parser.deaths().unwrap().contains("4 within"), "{:?}", parser.deaths());
@@ -205,7 +205,7 @@ mod tests {
         std::fs::write(&path, line.repeat(9)).unwrap();
         parser.read(logs.path(), (Some(7), Some(7)));
         assert_eq!((parser.deaths(), parser.death()), (None, None));
-        // One that ended while it was looked at before, and is told now.
+        // A server that ended during the previous probe, and is in the log only now.
         std::fs::write(&path, line.repeat(10)).unwrap();
         parser.read(logs.path(), (Some(7), Some(9)));
         assert!(parser.death().is_some());

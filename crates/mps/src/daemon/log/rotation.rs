@@ -265,7 +265,7 @@ mod tests {
         writeln!(log, "three").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
         assert_eq!(fs::read_to_string(dir.path().join("control.log.1")).unwrap(), "one\ntwo\n");
-        // Of one that is far too large the end is kept.
+        // If the log is far too large, only its end is kept.
         writeln!(log, "four and five").unwrap();
         growth.check(dir.path(), 5);
         assert_eq!(fs::metadata(&path).unwrap().len(), 0);

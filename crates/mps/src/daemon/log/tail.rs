@@ -17,8 +17,8 @@ const MOST: (u64, u64) = (256 << 10, 4 << 20);
 /// Longest line that is shown, bytes. Users can write into these logs.
 const LONGEST_LINE: usize = 4096;
 
-/// Returns the last lines of each log, without gpushd's own probes unless `all`. Reads line by line, so memory is bounded
-/// by what is shown. Blocks.
+/// Returns the last lines of each log, without gpushd's own probes unless `all`. Reads line by line, so the output
+/// bounds the memory. Blocks.
 #[must_use]
 pub fn last(dir: &Path, lines: usize, all: bool) -> MpsLogs {
     let file = |name: &str| {
