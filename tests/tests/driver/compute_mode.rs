@@ -68,7 +68,8 @@ async fn a_driver_without_it_and_one_that_fails_spoil_no_reading() {
     let reading = hardware.read(&uuid).await.unwrap();
     assert_eq!(reading.compute_mode, None);
     let [warning] = reading.warnings.as_slice() else { panic!("{:?}", reading.warnings) };
-    assert!(warning.contains("nvmlDeviceGetComputeMode") && warning.contains(&uuid), "{warning}");
+    assert_eq!(warning.part, gpush_nvml::ReadingPart::ComputeMode);
+    assert!(warning.message.contains("nvmlDeviceGetComputeMode") && warning.message.contains(&uuid), "{warning:?}");
 }
 
 #[tokio::test]

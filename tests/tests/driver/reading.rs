@@ -63,7 +63,7 @@ async fn every_model_reads_as_its_figures_say_with_and_without_instances() {
         let uuid = uuids(&hardware).await.remove(0);
         let reading = hardware.read(&uuid).await.unwrap();
         gpus += 1;
-        assert_eq!(reading.warnings, Vec::<String>::new(), "{key}");
+        assert!(reading.warnings.is_empty(), "{key}: {:?}", reading.warnings);
         assert_eq!(reading.identity.architecture, architecture(&model), "{key}");
         assert_eq!(reading.memory.total_mib, model.board_memory_mib, "{key}");
         let device = format!("{:04X}", reading.identity.pci_device_id());
@@ -141,7 +141,7 @@ async fn instances_processes_and_memory_are_where_they_belong() {
         host.process(&format!("--gpu 0 --gi {} --ci {} --kind mps --memory 200", full.id, small.id)),
     );
     let reading = hardware.read(&uuid).await.unwrap();
-    assert_eq!(reading.warnings, Vec::<String>::new());
+    assert!(reading.warnings.is_empty(), "{:?}", reading.warnings);
     let side = mig(&reading);
     let names: Vec<_> = side.instances.iter().map(|gi| (gi.profile.as_str(), gi.placement.start)).collect();
     assert_eq!(names, [("3g.40gb", 0), ("1g.10gb", 6)], "by placement");
@@ -281,7 +281,7 @@ async fn a_reading_that_fails_in_part_says_so() {
     host.fault("nvmlDeviceGetComputeRunningProcesses* --gpu 0 --rc UNKNOWN");
     let reading = hardware.read(&uuid).await.unwrap();
     assert_eq!(reading.warnings.len(), 1, "{:?}", reading.warnings);
-    assert!(reading.warnings[0].contains("RunningProcesses"), "{:?}", reading.warnings);
+    assert!(reading.warnings[0].message.contains("RunningProcesses"), "{:?}", reading.warnings);
     // What a plan can't do without fails the reading, and only that of its GPU.
     host.fault("nvmlDeviceGetGpuInstances --gpu 0 --rc UNKNOWN");
     assert_eq!(hardware.read(&uuid).await.unwrap_err().kind, ErrorKind::Unknown);
