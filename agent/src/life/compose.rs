@@ -69,7 +69,7 @@ pub(super) struct Parts {
     pub(super) inbox: Inbox,
     /// Operations that an earlier gpushd left, oldest first.
     pub(super) unfinished: Vec<UnfinishedOperation>,
-    /// Unfinished operations whose GPUs a later operation has changed, so they must have ended: each with the later one.
+    /// Those on whose GPUs a later operation began, so they must have ended: each with the later one.
     pub(super) superseded: BTreeMap<OperationId, OperationId>,
     /// The boot id, or a placeholder.
     pub(super) boot_id: String,
