@@ -32,7 +32,7 @@ pub(super) fn interrupted(message: &str) -> ApiError {
 }
 
 /// Explains why an interrupted operation does not continue: its end could not be recorded, and operation `by` has
-/// changed its GPUs since.
+/// begun on its GPUs since.
 pub(super) fn outlived(id: &str, by: OperationId) -> ApiError {
     ApiError::new(Code::Internal, format!("how operation {id} ended is not on record"))
         .cause(format!("{by} was begun on its GPUs since, so nothing of it is carried on"))

@@ -17,7 +17,7 @@ fn gpu(index: u32) -> (u32, String) {
     (index, format!("GPU-{index}"))
 }
 
-/// What an operation needs of GPU 0 that takes its daemon away.
+/// The needs of an operation that takes away a target of GPU 0.
 fn takes_away(target: &str) -> Needs {
     Needs::from([("GPU-0".to_owned(), Need::Lane(Reserve::Targets(BTreeSet::from([target.to_owned()]))))])
 }

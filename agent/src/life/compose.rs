@@ -55,7 +55,7 @@ pub(super) struct Parts {
     pub(super) hardware: Hardware,
     /// Time-sliced GPUs.
     pub(super) timeslice: Timeslice,
-    /// What is set on GPUs that are shared whole.
+    /// Settings of whole GPUs while they are shared.
     pub(super) shared_gpus: SharedGpus,
     /// Takes over operations that an earlier gpushd left.
     pub(super) recovery: Recovery,
@@ -69,9 +69,9 @@ pub(super) struct Parts {
     pub(super) inbox: Inbox,
     /// Operations that an earlier gpushd left, oldest first.
     pub(super) unfinished: Vec<UnfinishedOperation>,
-    /// Those of them that had ended, each with the operation that proves it.
+    /// Those on whose GPUs a later operation began, so they must have ended: each with the later one.
     pub(super) superseded: BTreeMap<OperationId, OperationId>,
-    /// The boot's id, or what stands for it.
+    /// The boot id, or a placeholder.
     pub(super) boot_id: String,
     /// The layouts that are due on this boot.
     pub(super) due: Due,

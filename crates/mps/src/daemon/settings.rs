@@ -92,7 +92,8 @@ pub(super) async fn apply(
     Ok(AppliedSettings { effective: wanted.clone(), changes })
 }
 
-/// Returns a sentence about each server whose memory limit differs from the daemon's: it keeps the one from its start.
+/// Returns a sentence about each server whose memory limit differs from the daemon's: a server keeps the limit from its
+/// start.
 pub(super) fn own_limits<'a>(
     servers: &'a [ServerSettings],
     daemon: &MpsSettings,

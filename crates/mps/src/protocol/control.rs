@@ -326,7 +326,7 @@ pub fn shown(limit: MemoryLimit) -> MemoryLimit {
     MemoryLimit::of_mib(whole).unwrap_or(limit)
 }
 
-/// Tells refusals from answers: they come as text, the first of it, with status 0.
+/// Separates refusals from values: a refusal is a text with status 0.
 fn judged(line: &str, answer: Answer) -> Result<Answer, ControlError> {
     let said = answer.text.first().map_or("", |first| first.trim());
     let refused = ["Insufficient privileges", "Not enough privilege", "Invalid", "Failed"];

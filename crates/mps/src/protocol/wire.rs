@@ -45,7 +45,7 @@ pub fn command(line: &str) -> Option<([u8; 8], Vec<u8>)> {
 /// A frame from the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
-    /// A part of the answer.
+    /// A part of the reply.
     Text(String),
     /// The end: 0 when all went well.
     Status(i32),
