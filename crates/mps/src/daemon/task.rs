@@ -278,8 +278,8 @@ impl SupervisorTask {
         true
     }
 
-    /// Sets the desired state of the daemon. `None`: there should be no daemon. Returns whether this takes effect only with
-    /// the next probe.
+    /// Sets the desired state of the daemon; `None` for no daemon. Returns whether this takes effect only with the next
+    /// probe.
     async fn set_desired(&mut self, desired: Option<Box<Desired>>) -> bool {
         if let Some(desired) = &desired {
             self.supervisor.set_policy(desired.supervision.clone());
