@@ -69,7 +69,7 @@ impl Reloads {
     /// Asks for a reload and waits for what it comes to.
     ///
     /// # Errors
-    /// Those of [`carry_out`], or the agent stops.
+    /// When the config is refused, or gpushd stops.
     pub(crate) async fn ask(&self, wish: Wish) -> Result<Reloaded, ApiError> {
         let stopping = || {
             ApiError::new(Code::Unavailable, format!("{STOPPING} and reads no config"))
