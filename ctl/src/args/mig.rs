@@ -113,7 +113,7 @@ Examples:
   gpushctl mig add 1g.10gb -g 0
   gpushctl mig add 1g.10gb@4 '2g.20gb*2' -g 0 --once")]
     Add {
-        /// Entries to add: PROFILE[@START][*COUNT][:mps]
+        /// Entries to add: `PROFILE[@START][*COUNT][:mps]`
         #[arg(value_name = "ENTRY", value_delimiter = ',', required = true)]
         entries: Vec<String>,
         #[command(flatten)]
@@ -132,7 +132,7 @@ Examples:
   gpushctl mig remove 1g.10gb@2 -g 0"
     )]
     Remove {
-        /// Entries to remove: PROFILE[@START][*COUNT]
+        /// Entries to remove: `PROFILE[@START][*COUNT]`
         #[arg(value_name = "ENTRY", value_delimiter = ',', required = true)]
         entries: Vec<String>,
         #[command(flatten)]
