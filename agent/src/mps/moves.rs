@@ -263,7 +263,9 @@ pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(
     let is_stopped = || mps.record(uuid).stopped.is_some();
     let mut follow = entry.daemon.follow();
     let decided = follow.wait_for(|seen| match seen.state {
-        State::Ready { .. } | State::BackingOff { .. } | State::GivenUp => true,
+        State::Ready { .. } | State::GivenUp => true,
+        // The first failure has no pause: the daemon is started again at once.
+        State::BackingOff { .. } => seen.failures != 1,
         State::Stopped => is_stopped(),
         State::Starting { .. }
         | State::Found { .. }
