@@ -141,7 +141,7 @@ impl Reload {
     async fn take(&self, wish: Wish, live: impl Fn(&Config) -> Result<(), ApiError>) -> Result<Reloaded, ApiError> {
         let candidate = self.settings.candidate()?;
         let before = self.settings.config();
-        // Without a driver nobody knows which GPUs the rules claim; `desired` then takes any for changed.
+        // Without a driver it is not known which GPUs the rules claim; `desired` then takes any for changed.
         let gpus = seen(&self.readings).await.unwrap_or_default();
         let touched = touched(&self.state, &before, &candidate.config, &gpus);
         if !touched.is_empty() && !wish.clear_overrides {

@@ -105,8 +105,8 @@ pub(super) fn end_by_themselves(mps: &Mps) -> bool {
     mps.shares().iter().any(|share| share.process.is_some() || share.expires_at.is_some())
 }
 
-/// Ends the shares whose process has ended or whose time has come, but for those of targets that somebody has in hand:
-/// they end at the next check. Returns the UUIDs of the GPUs of those that have ended.
+/// Ends the shares whose process has ended or that have expired. Shares of targets whose lock is taken end at the next
+/// check. Returns the UUIDs of the GPUs of the ended shares.
 pub(super) async fn expire(mps: &Mps) -> BTreeSet<String> {
     let now = Timestamp::now();
     let over = |share: &MpsShare| {

@@ -1,4 +1,4 @@
-//! MIG devices: one record per compute instance, with who uses it and whether it can be had.
+//! MIG devices: one record per compute instance, with its use and whether it is available.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};

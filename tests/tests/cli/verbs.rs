@@ -1,5 +1,5 @@
 //! Everyday commands against the real gpushd: apply, add, remove, reset, what is free, and the environment of
-//! a share that cannot be had.
+//! a share that is not granted.
 //!
 //! Functions outside `#[test]` may panic too: that is how a test fails.
 #![allow(clippy::unwrap_used)]

@@ -1,5 +1,5 @@
 //! Leftovers of a daemon that has ended: servers, which serve their clients on; and orphans, whose directories were deleted,
-//! so that nobody can reach them. gpushd starts no daemon while leftovers run, and ends those without clients.
+//! so that no client can reach them. gpushd starts no daemon while leftovers run, and ends those without clients.
 
 use std::{collections::BTreeSet, time::Duration};
 

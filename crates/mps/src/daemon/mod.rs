@@ -210,7 +210,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the clients that hang until all clients of the user whom the daemon serves have ended.
+    /// Returns the clients that hang until all clients of the user that the daemon serves have ended.
     #[must_use]
     pub fn blocked(&self) -> Vec<i32> {
         if self.multi_user { Vec::new() } else { pending::blocked(&self.servers, &self.waiting) }
