@@ -58,7 +58,7 @@ fn values_are_checked_before_anybody_is_asked() {
         &["mps", "env", "0", "--for", "2h", "--with", "4000"],
         &["mps", "env", "0", "--for", "soon"],
         &["mps", "env", "0", "--with", "1"],
-        &["mps", "env", "0", "--shell", "tcsh"],
+        &["mps", "env", "0", "--for", "2h", "--shell", "tcsh"],
         &["mps", "start", "0", "--timeout", "0s"],
         &["mps", "start", "0", "--timeout", "1s", "--detach"],
         &["mps", "logs", "0", "--lines", "0"],
