@@ -320,7 +320,7 @@ impl Operations {
             object: audit.object.clone(),
             by: Some(by.clone()),
             reason: None,
-            uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
+            gpu_uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
         };
         let author = by.clone();
         // On record before anybody is told: the agent after this one takes it back too.

@@ -250,7 +250,7 @@ fn told(gpu: &Gpu) -> GpuChange {
     });
     GpuChange {
         gpu: gpu.index,
-        uuid: gpu.uuid.clone(),
+        gpu_uuid: gpu.uuid.clone(),
         changed: Vec::new(),
         state: gpu.state,
         reasons: gpu.reasons.clone(),

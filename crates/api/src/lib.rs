@@ -24,6 +24,7 @@ pub mod refusal;
 pub mod step;
 pub mod text;
 pub mod timeslice;
+mod timestamp;
 
 pub use audit::AuditRecord;
 pub use compute::{ComputeMode, TimesliceLevel};

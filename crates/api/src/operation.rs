@@ -142,10 +142,11 @@ pub struct Operation {
     /// Who asked.
     pub by: Actor,
     /// When it was asked for.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
     /// When it ended.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at: Option<Timestamp>,
     /// Why, in the words of whoever asked.
@@ -178,10 +179,11 @@ pub struct OperationSummary {
     /// Who asked.
     pub by: Actor,
     /// When it was asked for.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
     /// When it ended.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at: Option<Timestamp>,
     /// Indexes of its GPUs.

@@ -70,7 +70,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         reasons: Vec::new(),
         mig: model.has_mig().then(|| Mig {
             enabled: true,
-            pending: true,
+            reset_pending: false,
             memory_slices: model.memory_slices,
             compute_slices: model.compute_slices,
             instances: Vec::new(),

@@ -94,7 +94,7 @@ mod tests {
     fn whole() -> Vec<Gpu> {
         let mut gpus = preset::gpus("dgx-a100").unwrap();
         for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
-            (mig.enabled, mig.pending) = (false, false);
+            mig.set_mode(false, false);
         }
         gpus
     }
@@ -113,7 +113,7 @@ mod tests {
         assert!(cares[4..].iter().all(|care| *care == Care::LetGo), "of another rule, and of none");
         for (enabled, pending) in [(true, true), (true, false), (false, true)] {
             let mig = gpus[0].mig.as_mut().unwrap();
-            (mig.enabled, mig.pending) = (enabled, pending);
+            mig.set_mode(enabled, pending);
             assert_eq!(care(&config, &gpus)[0], Care::Wait);
         }
         for (state, at_hand) in [
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!((unread.state, unread.replicas, unread.wanted), (TimesliceState::Unknown, 4, TimesliceLevel::Long));
         assert_eq!((&gpus[4].timeslice, &gpus[5].timeslice), (&None, &None));
         let mig = gpus[0].mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (true, true);
+        mig.set_mode(true, true);
         desired::describe_all(&config, &mut gpus);
         assert_eq!(gpus[0].drift, ["MIG mode is on, mode timeslice wants the whole GPU"]);
         let cut = gpus[0].timeslice.as_ref().unwrap();

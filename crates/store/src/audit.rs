@@ -36,7 +36,7 @@ pub struct NewAudit {
     pub object: String,
     /// What came of it: `accepted`, `done`, `refused`.
     pub result: String,
-    /// Whatever else. Under `gpus` a list of objects, of which each has a `gpu`, it says which GPUs an
+    /// Whatever else. Under `gpus` a list of objects, each with a `gpu_uuid`, it says which GPUs an
     /// operation concerns: they find all records of it.
     pub detail: Value,
 }
@@ -115,7 +115,7 @@ impl View<'_> {
         let concerned = format!(
             "SELECT told.object FROM audit AS told, \
              json_each(iif(json_valid(told.detail), told.detail, '{{}}'), '$.gpus') AS gpu \
-             WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu', NULL) IN {wanted}"
+             WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu_uuid', NULL) IN {wanted}"
         );
         // A share is recorded under its own id, with the target that it is of.
         let detail = "iif(json_valid(audit.detail), audit.detail, '{}')";

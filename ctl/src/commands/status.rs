@@ -59,7 +59,7 @@ async fn read(client: &mut Client, args: &StatusArgs, out: &Output) -> Result<(S
         Ok(gpus) => super::select_of(client, gpus, &args.which.selectors()).await?,
         // An agent without a driver, or in maintenance, explains that in its health: the status has no GPUs.
         Err(error)
-            if health.status == HealthStatus::Degraded && health.causes.iter().any(|c| c.code == error.code()) =>
+            if health.status == HealthStatus::Degraded && health.errors.iter().any(|c| c.code == error.code()) =>
         {
             // An administrator wants maintenance: that is not a failure.
             let code = if health.maintenance.is_some() { 0 } else { error.code().exit_status() };

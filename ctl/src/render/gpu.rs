@@ -285,8 +285,12 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         note(NOTE, "", &format!("cordoned by {by}: {}", cordon.reason));
     }
     match &gpu.mig {
-        Some(Mig { enabled: false, pending: true, .. }) => note(NOTE, "", "MIG mode comes on with the next GPU reset"),
-        Some(Mig { enabled: true, pending: false, .. }) => note(NOTE, "", "MIG mode goes off with the next GPU reset"),
+        Some(Mig { enabled: false, reset_pending: true, .. }) => {
+            note(NOTE, "", "MIG mode comes on with the next GPU reset")
+        }
+        Some(Mig { enabled: true, reset_pending: true, .. }) => {
+            note(NOTE, "", "MIG mode goes off with the next GPU reset")
+        }
         Some(_) | None => {}
     }
     if let Some((style, text)) = overrides::note(gpu, look) {

@@ -116,7 +116,7 @@ pub(crate) fn differs(diff: &ConfigDiff) -> bool {
 
 /// Whether the current layout of a GPU is not known.
 fn is_unseen(diff: &ConfigDiff, one: &GpuDiff) -> bool {
-    diff.unseen.iter().any(|error| error.message.contains(&one.uuid))
+    diff.unseen.iter().any(|error| error.message.contains(&one.gpu_uuid))
 }
 
 /// Whether the file, the effective config, an override and the current layout differ.

@@ -103,7 +103,7 @@ pub(crate) fn header(status: &Status, look: &Look) -> Vec<String> {
     match status.health.status {
         HealthStatus::Ok => {}
         HealthStatus::Degraded => {
-            for cause in &status.health.causes {
+            for cause in &status.health.errors {
                 out.extend(look.wrap("! ", &look.clean(&cause.message)).iter().map(|l| paint(BAD, l)));
                 // What a GPU says for itself stands with it, below.
                 let below = status.gpus.iter().any(|gpu| gpu.reasons == cause.causes);
@@ -156,7 +156,7 @@ fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
     let uncut = those(&|g| drifts(g) && wants(g) && g.mig.is_none());
     let rule = "take it out of the rule that gives it a layout: `gpushctl config show`";
     step(&uncut, "has no MIG", "have no MIG", rule);
-    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending) && !drifting.contains(&g.index));
+    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.reset_pending) && !drifting.contains(&g.index));
     let reset = format!("`gpushctl gpu reset {}`", list(&pending));
     step(&pending, "waits for a reset", "wait for a reset", &reset);
     out

@@ -243,7 +243,7 @@ fn shortened(uuid: &str, columns: usize, look: &Look) -> String {
 fn mig(gpu: &Gpu) -> String {
     match &gpu.mig {
         None => "-".to_owned(),
-        Some(mig) => match (mig.enabled, mig.pending) {
+        Some(mig) => match (mig.enabled, mig.pending_mode()) {
             (true, true) => format!("on, {}", mig.instances.len()),
             (true, false) => "on > off".to_owned(),
             (false, true) => "off > on".to_owned(),

@@ -78,7 +78,7 @@ fn a_database_that_is_deleted_under_it_is_noticed_before_anything_is_changed() {
     // It still tells what there is, and that it is not well.
     assert_eq!(agent.gpus().len(), 8);
     let health = agent.get("/v1/health").json();
-    assert!(health["causes"].to_string().contains("was deleted or replaced"), "{health}");
+    assert!(health["errors"].to_string().contains("was deleted or replaced"), "{health}");
     agent.stop();
 }
 
@@ -111,7 +111,7 @@ fn a_full_disk_refuses_what_is_new_and_lets_end_what_was_begun() {
                 refused += 1;
             }
             Ok(mut agent) => {
-                match agent.begin_with(&json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] } })) {
+                match agent.begin_with(&json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] } })) {
                     Err(error) => {
                         assert_eq!(error.code, Code::Unavailable, "{what}: {error:?}");
                         assert_eq!(truth(&host, 0), before, "{what}");
@@ -178,13 +178,13 @@ fn health_tells_of_a_full_disk_while_it_is_full_and_what_waits_goes_on_waiting()
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0"]).state, OperationState::Done);
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
-    let body = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 600 });
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let look = |agent: &Agent| -> Operation {
         serde_json::from_value(agent.get(&format!("/v1/operations/{}", waiting.id)).json()).expect("an operation")
     };
     agent.await_that("operation that waits", || look(&agent).state == OperationState::Waiting);
-    let says_full = |agent: &Agent| agent.get("/v1/health").json()["causes"].to_string().contains("no space left");
+    let says_full = |agent: &Agent| agent.get("/v1/health").json()["errors"].to_string().contains("no space left");
     disk.fill();
     // What little is left is used up first.
     agent.await_that("refusal", || agent.begin(&["1"], &["7g.80gb"]).is_err());

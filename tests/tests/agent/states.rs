@@ -27,7 +27,7 @@ fn health(agent: &Agent) -> Health {
 }
 
 fn cause<'h>(health: &'h Health, part: &str) -> Option<&'h ApiError> {
-    health.causes.iter().find(|cause| cause.message.contains(part))
+    health.errors.iter().find(|cause| cause.message.contains(part))
 }
 
 /// `POST` that is done.
@@ -77,14 +77,14 @@ fn a_cordon_is_kept_over_a_restart_and_binds_all_but_those_who_name_the_gpu() {
     assert_eq!((gpu.state, gpu.cordons.len()), (GpuState::Cordoned, 1), "{gpu:?}");
     assert_eq!((gpu.cordons[0].cause.as_str(), gpu.cordons[0].reason.as_str()), ("admin", "fan replacement"));
     assert!(gpu.reasons[0].starts_with("cordoned by ") && gpu.reasons[0].ends_with(": fan replacement"), "{gpu:?}");
-    assert!(health(&agent).causes.is_empty(), "what somebody wants is no ill health");
+    assert!(health(&agent).errors.is_empty(), "what somebody wants is no ill health");
 
     // By name it is reshaped, and stays cordoned.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.gpu(0).state, GpuState::Cordoned);
     // A request for all GPUs does not take it along unnoticed.
-    let refused = agent.begin_with(&json!({ "layout": "config" })).unwrap_err();
+    let refused = agent.begin_with(&json!({ "layout_source": "config" })).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("is cordoned") && refused.hint.unwrap().contains("--gpu 0"));
     agent.stop();
@@ -218,7 +218,7 @@ fn maintenance_closes_every_handle_and_lasts_over_a_restart() {
     assert_eq!(agent.follow(operation).state, OperationState::Done);
     // One that stands in line is in nobody's way, and waits on.
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 4)));
-    let order = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 600 });
+    let order = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
     let waiting = agent.begin_with(&order).unwrap();
 
     assert!(!clients(&host).is_empty());
@@ -291,7 +291,7 @@ fn a_driver_that_comes_goes_and_mismatches_is_told_by_health() {
     let host = Host::up("a30x4");
     host.fault("nvmlInit --rc DRIVER_NOT_LOADED");
     let agent = Agent::start(&host, "");
-    let code = |agent: &Agent| health(agent).causes.first().map(|cause| (cause.code, cause.message.clone()));
+    let code = |agent: &Agent| health(agent).errors.first().map(|cause| (cause.code, cause.message.clone()));
     agent.until("no driver", || code(&agent).filter(|(code, _)| *code == Code::DriverUnavailable));
     host.clear_faults();
     agent.until("the driver", || code(&agent).is_none().then_some(()));
@@ -443,5 +443,5 @@ fn gpus_that_nvidia_mig_manager_manages_are_left_to_it_with_the_way_out() {
     // The way out is one.
     fs::remove_file(&link).unwrap();
     assert_eq!(agent.apply(&["0", "1"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
-    assert!(health(&agent).causes.is_empty(), "{:?}", health(&agent).causes);
+    assert!(health(&agent).errors.is_empty(), "{:?}", health(&agent).errors);
 }

@@ -54,7 +54,7 @@ fn what_a_process_has_entered_stays_and_the_rest_comes_back() {
     // Everybody reads operations, conditions and health; the log is root's.
     let public = format!("{:?} {:?} {:?}", operation.error, operation.progress, gpu.reasons);
     assert!(!public.contains(&format!("pid {pid}")) && !public.contains("sleep"), "{public}");
-    assert!(!agent.get("/v1/health").json()["causes"].to_string().contains(&format!("pid {pid}")));
+    assert!(!agent.get("/v1/health").json()["errors"].to_string().contains(&format!("pid {pid}")));
     let text = "the previous layout is back without";
     let log = agent.wait_for_log(text);
     let line = log.lines().find(|line| line.contains(text)).unwrap();

@@ -15,7 +15,7 @@ use serde_json::json;
 
 /// Asks for a layout of GPUs, to wait for so long.
 fn wait_for(agent: &Agent, gpus: &[&str], entries: &[&str], seconds: u64) -> Operation {
-    agent.begin_with(&json!({"gpus": gpus, "layout": {"entries": entries}, "wait_s": seconds})).unwrap()
+    agent.begin_with(&json!({"selectors": gpus, "layout_source": {"entries": entries}, "wait_s": seconds})).unwrap()
 }
 
 fn is_waiting(operation: &Operation) -> bool {
@@ -110,7 +110,8 @@ fn one_that_waits_ends_when_it_is_cancelled_or_its_time_is_over() {
     assert_eq!(agent.apply(&["1"], &["1g.10gb*2"]).state, OperationState::Done);
 
     // What can never be is not waited for.
-    let refused = agent.begin_with(&json!({"gpus": ["0"], "layout": {"entries": ["9g.80gb"]}, "wait_s": 60}));
+    let refused =
+        agent.begin_with(&json!({"selectors": ["0"], "layout_source": {"entries": ["9g.80gb"]}, "wait_s": 60}));
     assert_eq!(refused.unwrap_err().code, Code::UnknownProfile);
     assert_eq!(truth(&host, 0), before);
     host.end_process(pid);
@@ -228,7 +229,7 @@ fn a_request_that_is_sent_again_is_answered_and_not_done_again() {
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();
     let headers = "content-type: application/json\r\nidempotency-key: k-1\r\n";
-    let wanted = |entries: &str| json!({"gpus": ["0"], "layout": {"entries": [entries]}}).to_string();
+    let wanted = |entries: &str| json!({"selectors": ["0"], "layout_source": {"entries": [entries]}}).to_string();
     // Twice at once, while the GPU is being read: both hear of one operation.
     host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --times 1 --delay-ms 300");
     let ask = |agent: &Agent| agent.request("POST", "/v1/mig/apply", headers, wanted("7g.80gb").as_bytes());

@@ -16,7 +16,7 @@ const BEFORE: &[&str] = &["3g.40gb@4", "2g.20gb@0"];
 /// agent may have died before it could tell.
 fn begin(agent: &mut Agent, entries: &[&str]) -> String {
     let listed = agent.get("/v1/operations?limit=200").json();
-    let body = json!({ "gpus": ["0"], "layout": { "entries": entries } }).to_string();
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": entries } }).to_string();
     let _told = agent.try_raw(
         format!(
             "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json\r\n\
@@ -80,7 +80,7 @@ fn one_that_stood_in_line_is_carried_on_although_a_later_one_has_ended() {
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", gi_at(&host, 0, 4)));
-    let body = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let waiting = agent.follow_until(waiting, |operation| operation.state == OperationState::Waiting);
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);

@@ -193,7 +193,7 @@ fn a_gpu_that_falls_off_the_bus_is_named_and_the_others_go_back() {
         let lost: Vec<_> = gpus.iter().filter(|gpu| gpu.state == GpuState::Lost).map(|gpu| &gpu.uuid).collect();
         assert_eq!(lost, [&operation.plans[0].uuid], "{gpus:?}");
         let health = agent.get("/v1/health").json();
-        assert_eq!(health["causes"][0]["code"], "gpu_lost", "{health}");
+        assert_eq!(health["errors"][0]["code"], "gpu_lost", "{health}");
         let refused = agent.begin(&[&operation.plans[0].uuid], AFTER).unwrap_err();
         assert_eq!(refused.code, Code::GpuLost, "{refused:?}");
     }
@@ -285,7 +285,7 @@ fn a_mode_that_does_not_come_into_force_is_taken_back() {
     assert!(error.message.contains("switching MIG mode on"), "{error:?}");
     assert_eq!(truth(&host, 0), ["MIG off"]);
     let mig = agent.gpu(0).mig.unwrap();
-    assert_eq!((mig.enabled, mig.pending), (false, false));
+    assert_eq!((mig.enabled, mig.pending_mode()), (false, false));
     // On Hopper a busy GPU shows only at the first creation: then the mode goes off again too.
     host.fault("nvmlDeviceCreateGpuInstance* --times 2 --rc IN_USE");
     let operation = agent.apply(&["0"], &["3g.40gb"]);

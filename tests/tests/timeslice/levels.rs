@@ -78,7 +78,7 @@ fn health(agent: &Agent) -> Health {
 
 /// What health says of nvidia-smi and levels, all in one text.
 fn troubles(agent: &Agent) -> String {
-    let causes = health(agent).causes.into_iter();
+    let causes = health(agent).errors.into_iter();
     causes.map(|one| format!("{}: {}; ", one.message, one.causes.join("; "))).collect()
 }
 
@@ -96,7 +96,7 @@ fn it_is_set_at_start_read_back_and_not_set_again_by_the_next_agent() {
     assert!(view.since.is_some() && view.reason.is_none(), "{view:?}");
     assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
     assert_eq!(agent.gpu(1).timeslice, None);
-    assert!(health(&agent).causes.is_empty());
+    assert!(health(&agent).errors.is_empty());
     agent.wait_for_log("its time-slice level is long now, it was default");
     agent.stop();
     let calls = host.trace().len();
@@ -262,7 +262,7 @@ fn a_part_without_levels_is_said_to_be_such_and_asked_once() {
     assert_eq!(gpu.drift, ["it has no time-slice levels, the config wants long"]);
     assert!(gpu.timeslice.unwrap().reason.unwrap().contains("Turing"));
     assert_eq!(around.take_calls().len(), 1);
-    assert!(health(&agent).causes.is_empty(), "it is no fault");
+    assert!(health(&agent).errors.is_empty(), "it is no fault");
     agent.await_that("its compute mode", || truth(&host)[0].1 == 3);
     // One that only setting says it of.
     host.clear_faults();

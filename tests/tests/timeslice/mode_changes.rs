@@ -21,7 +21,7 @@ fn rule(how: &str) -> String {
 }
 
 fn wanted() -> Value {
-    json!({ "gpus": ["0"], "layout": "wanted" })
+    json!({ "selectors": ["0"], "layout_source": "wanted" })
 }
 
 /// Level and compute mode, past the agent.

@@ -50,7 +50,7 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
 pub(crate) fn not_whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
     let wanted = mode.name();
     let Some(mig) = &gpu.mig else { return Vec::new() };
-    match (mig.enabled, mig.pending) {
+    match (mig.enabled, mig.pending_mode()) {
         (true, true) => vec![format!("MIG mode is on, mode {wanted} wants the whole GPU")],
         (true, false) => vec![format!("MIG mode is on until the GPU is reset, mode {wanted} wants the whole GPU")],
         (false, true) => vec![format!("MIG mode comes on with the next reset, mode {wanted} wants the whole GPU")],
@@ -60,7 +60,7 @@ pub(crate) fn not_whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
 
 fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
     let mut drift = Vec::new();
-    match (mig.enabled, mig.pending) {
+    match (mig.enabled, mig.pending_mode()) {
         (false, true) => return vec!["MIG mode is off until the GPU is reset".to_owned()],
         (false, false) => return vec!["MIG mode is off".to_owned(), format!("missing {layout}")],
         (true, false) => drift.push("MIG mode goes off with the next reset, the config wants it on".to_owned()),

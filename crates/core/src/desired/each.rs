@@ -54,7 +54,7 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
             Want::On(_) => claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?,
             // MIG mode off is what the other modes want; what is unmanaged is not touched.
             Want::Off => {
-                let stands = gpus[*at].mig.as_ref().is_none_or(|mig| !mig.enabled && !mig.pending);
+                let stands = gpus[*at].mig.as_ref().is_none_or(|mig| mig.is_off());
                 if !stands && wishes[*at].mode == Mode::Unmanaged {
                     claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?;
                 }
@@ -97,7 +97,7 @@ fn of(gpu: &Gpu, want: &Want) -> GpuPlan {
 /// A GPU that shall be whole: its instances go, then its MIG mode.
 fn off(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
     let Some(mig) = &gpu.mig else { return answer };
-    if !mig.enabled && !mig.pending {
+    if mig.is_off() {
         return answer;
     }
     if let Some(refusal) = mode::used_whole(gpu) {

@@ -127,7 +127,7 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
         LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => true,
     };
     // Nobody is made whole by a request for all: instances would go.
-    let is_cut = |at: usize| gpus[at].mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending);
+    let is_cut = |at: usize| gpus[at].mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending_mode());
     let whole = |at: usize| match wishes[at].mode {
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && !is_cut(at),
         Mode::Mig | Mode::Unmanaged => false,
@@ -267,7 +267,7 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     let refused = |answer, refusal| refused(gpu, answer, refusal);
     let Some(mig) = &gpu.mig else { return refused(answer, Refusal::NoMig) };
     // Nothing is asked of a GPU without MIG mode, and it holds nothing.
-    if explicit && layout.is_none() && !mig.enabled && !mig.pending {
+    if explicit && layout.is_none() && mig.is_off() {
         return answer;
     }
     if mig.profiles.is_empty() {

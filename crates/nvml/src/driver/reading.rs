@@ -94,7 +94,7 @@ impl Gpu<'_> {
         let profiles = self.read_profiles(cache, &identity, mode.enabled, &mut warnings);
         let mig = Mig {
             enabled: mode.enabled,
-            pending: mode.pending,
+            reset_pending: mode.enabled != mode.pending,
             memory_slices: profiles
                 .iter()
                 .flat_map(|p| &p.placements)

@@ -102,8 +102,8 @@ pub(crate) fn of_how_many(daemon: &MpsDaemon) -> String {
 
 /// What its shares come to of what they may, as a line and in figures.
 fn given(daemon: &MpsDaemon, columns: usize, look: &Look) -> (String, String) {
-    let line = bar::part(daemon.shares_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
-    (line, format!("{}/{}%", daemon.shares_percent, daemon.wanted.shares_percent))
+    let line = bar::part(daemon.granted_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
+    (line, format!("{}/{}%", daemon.granted_percent, daemon.wanted.shares_percent))
 }
 
 /// Columns of that line.

@@ -47,7 +47,7 @@ fn profiles_as_tables() {
     }
     gpus.push(twin);
     let off = gpus[2].mig.as_mut().unwrap();
-    (off.enabled, off.pending) = (false, false);
+    off.set_mode(false, false);
     assert_snapshot!("mig-profiles", fits(profiles::profiles(&gpus, &look).text(), &look));
     let narrow = fixtures::look(60, UTF8);
     assert_snapshot!("mig-profiles-60", fits(profiles::profiles(&gpus, &narrow).text(), &narrow));

@@ -120,7 +120,7 @@ fn status_of_an_agent_without_a_driver() {
     let mut shown = fixtures::status(Vec::new(), false);
     shown.version.driver = None;
     shown.health.status = gpush_api::HealthStatus::Degraded;
-    shown.health.causes = vec![
+    shown.health.errors = vec![
         ApiError::new(Code::DriverUnavailable, "the NVIDIA driver is not loaded")
             .cause("NVML: driver not loaded")
             .hint("modprobe nvidia, or reboot after an update of the driver; gpushd tries again by itself"),

@@ -77,9 +77,9 @@ fn version() -> Version {
 fn health() -> Health {
     Health {
         status: HealthStatus::Ok,
-        causes: Vec::new(),
+        errors: Vec::new(),
         simulated: true,
-        gpus: 2,
+        gpu_count: 2,
         maintenance: None,
         layouts_at_start: None,
         pid: 812,

@@ -65,7 +65,7 @@ fn reload(agent: &Agent, body: &Value) -> Result<Reloaded, ApiError> {
 }
 
 fn whole(reason: &str) -> Value {
-    json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "reason": reason })
+    json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "reason": reason })
 }
 
 fn done(agent: &Agent, body: &Value) -> Operation {
@@ -75,7 +75,7 @@ fn done(agent: &Agent, body: &Value) -> Operation {
 }
 
 fn causes(agent: &Agent) -> String {
-    agent.get("/v1/health").json()["causes"].to_string()
+    agent.get("/v1/health").json()["errors"].to_string()
 }
 
 /// An override that ends in a moment.
@@ -147,19 +147,19 @@ fn the_rules_own_layout_ends_an_override_and_a_new_one_takes_its_place() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("first"));
-    done(&agent, &json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb*2"] }, "reason": "second" }));
+    done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb*2"] }, "reason": "second" }));
     assert_eq!((only(&agent).reason.as_str(), only(&agent).generation), ("second", 2));
     // Named, without a layout.
-    done(&agent, &json!({ "gpus": ["0"] }));
+    done(&agent, &json!({ "selectors": ["0"] }));
     assert_eq!((overrides(&agent).overrides, truth(&host, 0)), (Vec::new(), HALVES.map(str::to_owned).to_vec()));
     // The same, written out.
     done(&agent, &whole("third"));
-    done(&agent, &json!({ "gpus": ["0"], "layout": { "entries": ["3g.40gb", "3g.40gb"] } }));
+    done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb", "3g.40gb"] } }));
     assert_eq!(overrides(&agent).overrides, [], "however it is written");
     // One of several GPUs by name, as in files of mig-parted; the other keeps what it has.
     done(&agent, &whole("fourth"));
     let each = json!([{ "gpu": "1", "mig": true, "layout": ["1g.10gb*7"] }]);
-    done(&agent, &json!({ "layout": { "per_gpu": each }, "reason": "fifth" }));
+    done(&agent, &json!({ "layout_source": { "per_gpu": each }, "reason": "fifth" }));
     let reasons: Vec<String> = overrides(&agent).overrides.into_iter().map(|one| one.reason).collect();
     assert_eq!(reasons, ["fourth", "fifth"]);
 }
@@ -185,7 +185,8 @@ fn a_gpu_that_no_rule_claims_has_nothing_to_override() {
 fn an_operation_that_is_refused_or_rolled_back_leaves_the_override_from_before() {
     let host = Host::up(HOST);
     let agent = started(&host);
-    let halves = |reason: &str| json!({ "gpus": ["0"], "layout": { "entries": ["4g.40gb"] }, "reason": reason });
+    let halves =
+        |reason: &str| json!({ "selectors": ["0"], "layout_source": { "entries": ["4g.40gb"] }, "reason": reason });
     // Without one from before.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
     let operation = agent.follow(agent.begin_with(&whole("in vain")).unwrap());
@@ -200,15 +201,18 @@ fn an_operation_that_is_refused_or_rolled_back_leaves_the_override_from_before()
     assert_eq!(operation.state, OperationState::RolledBack);
     host.clear_faults();
     let error = agent
-        .begin_with(&json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb*2"] }, "reason": "impossible" }))
+        .begin_with(
+            &json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb*2"] }, "reason": "impossible" }),
+        )
         .unwrap_err();
     assert_eq!(error.code, Code::LayoutImpossible);
     assert_eq!(only(&agent).reason, "it stands");
     assert!(agent.gpu(0).drift.is_empty());
     // In line behind another, and cancelled there.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
-    let first =
-        agent.begin_with(&json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb"] }, "once": true })).unwrap();
+    let first = agent
+        .begin_with(&json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb"] }, "once": true }))
+        .unwrap();
     let mut body = halves("never begun");
     body["wait_s"] = json!(600);
     let second = agent.begin_with(&body).unwrap();

@@ -109,7 +109,7 @@ fn a_request_of_another_generation_is_refused() {
     done(&agent, &whole("generation 1"));
     assert_eq!(tag(&agent.get("/v1/overrides")), "\"1\"");
     assert_eq!(tag(&agent.get("/v1/config")), "\"1\"");
-    let body = json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb"] } }).to_string();
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb"] } }).to_string();
     let mut refused = 0;
     for (method, path, body) in [
         ("POST", "/v1/mig/apply", body.as_str()),
@@ -138,7 +138,10 @@ fn what_becomes_of_overrides_is_on_the_trail_and_told() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("to be replaced"));
-    done(&agent, &json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb*2"] }, "reason": "to be cleared" }));
+    done(
+        &agent,
+        &json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb*2"] }, "reason": "to be cleared" }),
+    );
     assert_eq!(clear(&agent, "0").status, 200);
     done(&agent, &whole("to end with its rule"));
     agent.write_config("");
