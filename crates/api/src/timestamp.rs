@@ -16,7 +16,6 @@ fn whole_second(at: Timestamp) -> Timestamp {
 /// # Errors
 ///
 /// Returns the serializer's error.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 pub(crate) fn serialize<S: Serializer>(at: &Timestamp, to: S) -> Result<S::Ok, S::Error> {
     whole_second(*at).serialize(to)
 }

@@ -54,7 +54,7 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
             Want::On(_) => claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?,
             // MIG mode off is what the other modes want; what is unmanaged is not touched.
             Want::Off => {
-                let stands = gpus[*at].mig.as_ref().is_none_or(|mig| mig.is_off());
+                let stands = gpus[*at].mig.as_ref().is_none_or(gpush_api::Mig::is_off);
                 if !stands && wishes[*at].mode == Mode::Unmanaged {
                     claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?;
                 }

@@ -58,7 +58,7 @@ impl Host {
 
 fn offer(snapshot: &Snapshot<'_>, gpu: &Gpu, wish: &Wish, targets: &[sharing::Target]) -> GpuOffer {
     let own: Vec<&sharing::Target> = targets.iter().filter(|target| target.gpu_uuid == gpu.uuid).collect();
-    let is_whole = || gpu.mig.as_ref().is_none_or(|mig| mig.is_off());
+    let is_whole = || gpu.mig.as_ref().is_none_or(gpush_api::Mig::is_off);
     let mut offer = GpuOffer {
         index: gpu.index,
         uuid: gpu.uuid.clone(),
