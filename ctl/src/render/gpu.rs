@@ -286,10 +286,10 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
     }
     match &gpu.mig {
         Some(Mig { enabled: false, reset_pending: true, .. }) => {
-            note(NOTE, "", "MIG mode comes on with the next GPU reset")
+            note(NOTE, "", "MIG mode comes on with the next GPU reset");
         }
         Some(Mig { enabled: true, reset_pending: true, .. }) => {
-            note(NOTE, "", "MIG mode goes off with the next GPU reset")
+            note(NOTE, "", "MIG mode goes off with the next GPU reset");
         }
         Some(_) | None => {}
     }
