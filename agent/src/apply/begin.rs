@@ -213,7 +213,7 @@ pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
             ApiError::several(message, errors)
         }
     };
-    Some(if plans.len() > 1 { whole.outcome("no GPU was touched, since not every plan stands") } else { whole })
+    Some(if plans.len() > 1 { whole.outcome("no GPU was changed, because not every plan is possible") } else { whole })
 }
 
 /// Returns the part of a reading that a rollback needs.

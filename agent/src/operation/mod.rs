@@ -350,7 +350,7 @@ impl Operations {
             }
             tx.audit(audit.clone())?;
             // Recorded as its end only if it was not begun.
-            tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing of it was done"))
+            tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing was changed"))
         });
         let stage = recorded.await?.stage;
         self.0.events.publish(Happening::Change(change));

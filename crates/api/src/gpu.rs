@@ -225,6 +225,34 @@ pub struct NvLink {
     pub peers: Vec<String>,
 }
 
+/// Sensors and error counters of a GPU. A value that the driver does not report is absent: of a GPU in MIG mode it does
+/// not report the utilization.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Sensors {
+    /// Percentage of the time in which a kernel ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub utilization_percent: Option<u32>,
+    /// Percentage of the time in which device memory was read or written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_utilization_percent: Option<u32>,
+    /// Temperature of the GPU core, °C.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature_c: Option<u32>,
+    /// Power draw, mW.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_mw: Option<u32>,
+    /// Enforced power limit, mW.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_limit_mw: Option<u32>,
+    /// Corrected ECC errors since the driver was loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ecc_corrected: Option<u64>,
+    /// Uncorrected ECC errors since the driver was loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ecc_uncorrected: Option<u64>,
+}
+
 /// MIG side of a GPU that can do MIG.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -379,6 +407,9 @@ pub struct Gpu {
     /// NVLink; `None` where no port leads anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<NvLink>,
+    /// Utilization, temperature, power and ECC errors, from the same reading.
+    #[serde(default)]
+    pub sensors: Sensors,
     /// Processes on the GPU as a whole (not in a MIG device).
     #[serde(default)]
     pub processes: Vec<Process>,

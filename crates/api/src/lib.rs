@@ -36,7 +36,7 @@ pub use event::{
 };
 pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,
-    Mig, NvLink, Placement, Process, ProcessKind, USERS_UNKNOWN,
+    Mig, NvLink, Placement, Process, ProcessKind, Sensors, USERS_UNKNOWN,
 };
 pub use health::{
     Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,

@@ -191,6 +191,9 @@ pub struct OperationSummary {
     pub ended_at: Option<Timestamp>,
     /// Indexes of its GPUs.
     pub gpus: Vec<u32>,
+    /// Whether it began, as in [`Operation`].
+    #[serde(default = "begun")]
+    pub begun: bool,
     /// Steps carried out and read back, on all GPUs together.
     pub done: u32,
     /// Steps in all.
@@ -211,6 +214,7 @@ impl From<&Operation> for OperationSummary {
             created_at: one.created_at,
             ended_at: one.ended_at,
             gpus: one.progress.iter().map(|progress| progress.gpu).collect(),
+            begun: one.begun,
             done: one.progress.iter().map(|progress| progress.done).sum(),
             total: one.progress.iter().map(|progress| progress.total).sum(),
             // Of each GPU there may be several.

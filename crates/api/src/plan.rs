@@ -222,7 +222,7 @@ impl GpuPlan {
         if self.starts_mps() {
             "whole, shared through MPS".to_owned()
         } else if self.sets_timeslice() {
-            "whole, shared by turns".to_owned()
+            "whole, time-sliced".to_owned()
         } else if self.mig_mode() == Some(false) {
             "whole, MIG mode off".to_owned()
         } else if !self.changes_mig() && self.stopped_daemons().any(|uuid| uuid == self.uuid) {

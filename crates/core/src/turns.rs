@@ -71,7 +71,7 @@ pub fn next(wanted: TimesliceLevel, told: Option<&Told>) -> Next {
         Some(Told::Level(level)) => Next::Set(*level),
         Some(Told::Unsupported) => Next::Unsupported,
         Some(Told::Failed(why)) => Next::Unknown(format!("nvidia-smi says of it: {why}")),
-        None => Next::Unknown("nvidia-smi says nothing of it".to_owned()),
+        None => Next::Unknown("nvidia-smi does not report it".to_owned()),
     }
 }
 
@@ -166,8 +166,8 @@ mod tests {
         assert_eq!(
             gpus[0].drift,
             [
-                "time-slice level is default, the config wants long",
-                "compute mode is DEFAULT, the config wants EXCLUSIVE_PROCESS"
+                "time-slice level is default, but the config says long",
+                "compute mode is DEFAULT, but the config says EXCLUSIVE_PROCESS"
             ]
         );
         assert!(gpus[1].drift.is_empty());

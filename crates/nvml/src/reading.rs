@@ -1,6 +1,6 @@
 //! What the driver says about a GPU: everything of [`gpush_api::Gpu`] but policy.
 
-use gpush_api::{Architecture, ComputeMode, Memory, Mig, NvLink, Process};
+use gpush_api::{Architecture, ComputeMode, Memory, Mig, NvLink, Process, Sensors};
 use serde::{Deserialize, Serialize};
 
 use crate::error::DriverError;
@@ -58,6 +58,9 @@ pub struct Reading {
     /// Where its NVLink ports lead; `None` when none leads anywhere, or the driver does not tell.
     #[serde(default)]
     pub nvlink: Option<NvLink>,
+    /// Utilization, temperature, power and ECC errors.
+    #[serde(default)]
+    pub sensors: Sensors,
     /// Processes on the GPU as a whole. Only pid, kind and memory are filled.
     pub processes: Vec<Process>,
     /// Whether all process lists could be read. While it is false, what shows no process may be

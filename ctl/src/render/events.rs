@@ -209,7 +209,7 @@ fn of_gpu(change: &GpuChange) -> String {
             }),
             GpuAspect::Timeslice => parts.push(match &change.timeslice {
                 Some(turns) => timeslice::level(turns),
-                None => "not shared by turns any more".to_owned(),
+                None => "no longer time-sliced".to_owned(),
             }),
         }
     }

@@ -93,6 +93,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         compute_mode: None,
         timeslice: None,
         nvlink: None,
+        sensors: gpush_api::Sensors::default(),
         processes: Vec::new(),
         cordons: Vec::new(),
         processes_known: true,

@@ -53,9 +53,9 @@ fn what_is_done(policy: StrayPolicy, found: usize, left: usize) -> String {
     match policy {
         StrayPolicy::Report => format!("the config wants {them} shown, and left alone"),
         StrayPolicy::Warn => format!("the config wants {them} shown and warned of in the log, and left alone"),
-        StrayPolicy::End if left == found => format!("the config wants strays ended, and gpushd leaves {them}"),
+        StrayPolicy::End if left == found => format!("the config says that gpushd ends strays, but it leaves {them}"),
         StrayPolicy::End if left > 0 => {
-            format!("the config wants them ended: SIGTERM, a while to obey, SIGKILL; gpushd leaves {left} of them")
+            format!("gpushd ends them: SIGTERM, a grace period, SIGKILL; it leaves {left} of them")
         }
         StrayPolicy::End => format!("the config wants {them} ended: SIGTERM, a while to obey, SIGKILL"),
     }

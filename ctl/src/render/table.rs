@@ -270,7 +270,7 @@ pub(crate) fn operations(operations: &[OperationSummary], look: &Look) -> Listin
             vec![
                 op.id.clone(),
                 look.clean(&op.kind),
-                operation::state(op.state).0.to_owned(),
+                operation::summary_outcome(op).0.to_owned(),
                 op.by.user.as_ref().map_or_else(|| format!("uid {}", op.by.uid), |u| look.clean(u)),
                 look.ago(op.created_at),
                 super::status::gpu_numbers(&op.gpus).trim_start_matches("GPUs ").trim_start_matches("GPU ").to_owned(),

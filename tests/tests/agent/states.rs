@@ -330,7 +330,7 @@ fn managed_gpus_are_held_for_a_lost_database_until_somebody_recovers() {
     assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
     let told = health(&agent);
     let told = cause(&told, "the database was lost").expect("health says it");
-    let kept = told.causes.iter().find_map(|cause| cause.strip_prefix("the damaged one is kept as ")).unwrap();
+    let kept = told.causes.iter().find_map(|cause| cause.strip_prefix("the damaged file is kept as ")).unwrap();
     assert_eq!(fs::read_to_string(kept).unwrap(), "no database");
     assert!(told.causes.iter().any(|cause| cause.contains("GPUs 0, 1 are held")), "{told:?}");
     assert!(told.hint.as_ref().unwrap().contains("`gpushctl recover`"));

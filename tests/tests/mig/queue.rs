@@ -86,10 +86,10 @@ fn one_that_waits_ends_when_it_is_cancelled_or_its_time_is_over() {
     assert_eq!(agent.cancel(&waiting.id).status, 202);
     let (state, error) = outcome(agent.follow(waiting.clone()));
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
-    assert_eq!(error.outcome.as_deref(), Some("nothing of it was done"));
+    assert_eq!(error.outcome.as_deref(), Some("nothing was changed"));
     // The journal says so too, which answers from now on.
     let recorded = agent.operation(&waiting.id).error.unwrap();
-    assert_eq!(recorded.outcome.as_deref(), Some("nothing of it was done"));
+    assert_eq!(recorded.outcome.as_deref(), Some("nothing was changed"));
     let again = agent.cancel(&waiting.id);
     assert_eq!((again.status, again.error().code), (409, Code::Conflict));
 

@@ -152,11 +152,11 @@ fn what_somebody_else_has_made_since_is_left_alone() {
     assert_eq!(gi_at(&host, 0, 0), theirs);
     assert!(host.trace().iter().all(|call| !call.function.contains("Destroy")), "{:?}", host.trace());
     let error = ended.error.expect("a reason");
-    assert!(error.message.contains("was changed by somebody else"), "{error:?}");
+    assert!(error.message.contains("was changed by another program"), "{error:?}");
     for says in [
         "2g.20gb@0 (GPU instance",
-        "stood neither before the operation nor was it to be made",
-        "stays: somebody else has made it meanwhile",
+        "did not exist before the operation, and the operation did not create it",
+        "remains: another program created it in the meantime",
         "3g.40gb@0 is not back: 2g.20gb@0",
     ] {
         assert!(error.causes.iter().any(|cause| cause.contains(says)), "{says}: {error:?}");

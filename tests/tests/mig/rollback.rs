@@ -149,7 +149,7 @@ fn a_call_that_hangs_is_given_up_and_judged_by_what_it_did() {
     assert!(!hint.contains("unknown") && hint.contains("dmesg"), "{hint}");
     assert!(error.causes.iter().any(|cause| cause.contains("no effect")), "{:?}", error.causes);
     assert!(error.causes.iter().all(|cause| !cause.contains("may still take effect")), "{:?}", error.causes);
-    assert_eq!(error.outcome.as_deref(), Some("the previous layout stands again, read back"));
+    assert_eq!(error.outcome.as_deref(), Some("the previous layout was restored and read back"));
     // Other GPUs were served meanwhile and are now.
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
 }

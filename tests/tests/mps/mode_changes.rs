@@ -83,7 +83,7 @@ fn each_move_is_one_operation_and_leaves_what_the_mode_means() {
         assert_eq!((plan.starts_mps(), plan.stopped_daemons().next().is_none()), (daemons == 1, daemons == 1), "{how}");
         let words = match (daemons, mig) {
             (1, _) => "whole, shared through MPS",
-            (_, false) if how.contains("timeslice") => "whole, shared by turns",
+            (_, false) if how.contains("timeslice") => "whole, time-sliced",
             (_, false) => "whole, not shared through MPS",
             (_, true) => &plan.layout.join(", "),
         };

@@ -281,7 +281,7 @@ fn failures_of_nvidia_smi_are_told_and_end() {
     let view = agent.until("why not", || Some(turns(&agent, 0)).filter(|view| view.reason.is_some()));
     assert_eq!((view.state, view.level), (TimesliceState::Known, Some(TimesliceLevel::Default)));
     assert!(view.reason.as_ref().unwrap().contains("Unknown Error"), "{view:?}");
-    assert_eq!(agent.gpu(0).drift, ["time-slice level is default, the config wants long"]);
+    assert_eq!(agent.gpu(0).drift, ["time-slice level is default, but the config says long"]);
     assert!(troubles(&agent).contains("has not the time-slice level long"), "{}", troubles(&agent));
     // It says that it was set, and it was not.
     host.clear_faults();

@@ -115,7 +115,7 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
             }
             Ok(_) => continue,
         };
-        let message = format!("{uuid} would be reset as well, and must not be");
+        let message = format!("{uuid} would be reset as well, but is in use");
         return Err(ApiError::new(Code::Blocked, message)
             .cause(why)
             .hint("free it, then ask again: `gpushctl status` shows it"));

@@ -32,7 +32,7 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
                 | GpuState::Changing
                 | GpuState::Held
                 | GpuState::Maintenance => {
-                    vec![format!("{} has no MIG, the config wants mode mig", gpu.name)]
+                    vec![format!("{} has no MIG, but its rule has mode `mig`", gpu.name)]
                 }
                 // It could not be read: what it has is not known.
                 GpuState::Unknown | GpuState::Lost => Vec::new(),
@@ -52,9 +52,11 @@ pub(crate) fn not_whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
     let wanted = mode.name();
     let Some(mig) = &gpu.mig else { return Vec::new() };
     match (mig.enabled, mig.pending_mode()) {
-        (true, true) => vec![format!("MIG mode is on, mode {wanted} wants the whole GPU")],
-        (true, false) => vec![format!("MIG mode is on until the GPU is reset, mode {wanted} wants the whole GPU")],
-        (false, true) => vec![format!("MIG mode comes on with the next reset, mode {wanted} wants the whole GPU")],
+        (true, true) => vec![format!("MIG mode is on, but mode `{wanted}` needs the whole GPU")],
+        (true, false) => {
+            vec![format!("MIG mode is on until the next GPU reset, but mode `{wanted}` needs the whole GPU")]
+        }
+        (false, true) => vec![format!("the next GPU reset enables MIG mode, but mode `{wanted}` needs the whole GPU")],
         (false, false) => Vec::new(),
     }
 }
@@ -64,7 +66,7 @@ fn mode_drift(mig: &Mig) -> Vec<String> {
     match (mig.enabled, mig.pending_mode()) {
         (false, true) => vec!["MIG mode is off until the GPU is reset".to_owned()],
         (false, false) => vec!["MIG mode is off".to_owned()],
-        (true, false) => vec!["MIG mode goes off with the next reset, the config wants it on".to_owned()],
+        (true, false) => vec!["the next GPU reset disables MIG mode, but the rule needs it".to_owned()],
         (true, true) => Vec::new(),
     }
 }

@@ -68,8 +68,8 @@ fn want(gpu: &Gpu, one: &GpuLayout) -> Result<Want, ApiError> {
     match (one.mig, one.layout.as_slice()) {
         (false, []) => Ok(Want::Off),
         (false, _) => {
-            let message = format!("{} shall have MIG mode off and MIG instances", label(gpu));
-            Err(ApiError::new(Code::BadRequest, message).hint("leave its layout empty, or want MIG mode on"))
+            let message = format!("{} cannot have MIG instances with MIG mode off", label(gpu));
+            Err(ApiError::new(Code::BadRequest, message).hint("leave its layout empty, or enable MIG mode"))
         }
         (true, []) => Ok(Want::On(Layout::none())),
         (true, entries) => Ok(Want::On(Layout::parse_list(entries).map_err(ApiError::from)?)),

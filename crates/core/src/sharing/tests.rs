@@ -133,7 +133,7 @@ fn entries_share_what_stands() {
     let had = BTreeSet::from([gpus[0].mig.as_ref().unwrap().instances[1].compute[2].uuid.clone().unwrap()]);
     let found = targets(&config, &gpus, &had);
     assert_eq!(words_of(&found), ["GPU 0, 1c.3g.40gb@0/2", "GPU 0, 3g.40gb@4"]);
-    // Under MIG there is no compute mode, and a part of the GPU has its part of the clients.
+    // Under MIG there is not a compute mode, and a part of the GPU has its part of the clients.
     let policies: Vec<_> = found.iter().map(|target| (target.policy.compute_mode, target.policy.max_clients)).collect();
     assert_eq!(policies, [(MpsComputeMode::Keep, 6), (MpsComputeMode::Keep, 20)]);
     assert!(found.iter().all(|target| !target.full_gpu && target.gpu_uuid == gpus[0].uuid));

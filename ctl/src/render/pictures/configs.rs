@@ -53,7 +53,7 @@ fn the_config_in_force() {
         trouble: Some(
             ApiError::new(Code::ConfigInvalid, "the config /etc/gpush/config.toml is wrong")
                 .cause("line 3, column 1: unknown key `libary` in [driver] (did you mean `library`?)")
-                .outcome("the config read before stays in force")
+                .outcome("the previous config stays in effect")
                 .hint("mend it, test it with `gpushctl config check /etc/gpush/config.toml`, then `systemctl reload gpushd`"),
         ),
         generation: 1,

@@ -97,7 +97,7 @@ fn gpus_that_take_turns_say_what_that_is_worth() {
         of(turns(known, Some(gpush_api::TimesliceLevel::Long), None), &[]),
         of(
             turns(known, Some(gpush_api::TimesliceLevel::Default), Some("nvidia-smi does not set long: Unknown Error")),
-            &["time-slice level is default, the config wants long"],
+            &["time-slice level is default, but the config says long"],
         ),
         of(turns(gpush_api::TimesliceState::Unsupported, None, Some("Turing and later have them")), &[]),
         of(turns(gpush_api::TimesliceState::Unknown, None, Some("`nvidia-smi compute-policy` fails")), &[]),

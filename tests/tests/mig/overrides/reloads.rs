@@ -32,7 +32,7 @@ fn a_reload_that_changes_an_overridden_rule_is_refused_until_told_to_end_it() {
         assert!(error.message.contains(": leave it"), "{error:?}");
         let hint = error.hint.clone().unwrap();
         assert!(hint.contains("--clear-overrides") && hint.contains("config diff"), "{hint}");
-        assert!(causes(&agent).contains("the config read before stays in force"), "{}", causes(&agent));
+        assert!(causes(&agent).contains("the previous config stays in effect"), "{}", causes(&agent));
         let diff = agent.get("/v1/config/diff").json();
         assert_eq!(diff["trouble"]["code"], "conflict", "{diff}");
         assert_eq!(agent.get("/v1/config").json()["trouble"]["code"], "conflict");
