@@ -1,11 +1,11 @@
 //! Checks sharing through MPS on this host's first GPU, with its own gpushd and programs that compute.
 //! `tests/gpu/run` runs it; it changes no setting of the GPU.
 //!
-//! `gpu_mps OUT CLIENT.py`: OUT receives `mps.json`, `mps.md` and the logs. gpushd and gpushctl are those beside this
-//! program. Of the environment it takes
-//! - `GPU_CLIENT`, the command of the clients in place of `python3 CLIENT.py`. It may be one that knows a simulated
-//!   GPU, so one is accepted then;
-//! - `GPU_SECONDS`, how long each measurement lasts.
+//! `gpu_mps OUT CLIENT.py`: OUT receives `mps.json`, `mps.md` and the logs. gpushd and gpushctl come from the
+//! directory of this program. It reads two environment variables:
+//! - `GPU_CLIENT`, the command of the clients instead of `python3 CLIENT.py`. If it is set, a simulated GPU is
+//!   accepted, because such a client may know one;
+//! - `GPU_SECONDS`, the duration of each measurement.
 
 use std::{
     path::{Path, PathBuf},
