@@ -1,4 +1,4 @@
-//! How long commands for other GPUs take while the reading of one hangs.
+//! Durations of commands for other GPUs while the reading of one hangs.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use gpush_tests::hung_gpu::{Compared, compare};
 
 use crate::report::Report;
 
-/// How often each command is run, in each condition.
+/// Runs of each command in each condition.
 const ROUNDS: usize = 15;
 
-/// Compares each command with itself.
+/// Compares each command with and without the hung GPU.
 pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "One GPU hangs",

@@ -1,4 +1,4 @@
-//! What MPS daemons cost the agent, and how soon it knows of them.
+//! Cost of MPS daemons for the agent, and its delay in noticing their changes.
 
 use std::{
     fs,
@@ -27,13 +27,13 @@ const SHARED: &str = "[[gpu]]\nmatch = [\"0-7\"]\nmode = \"mig\"\nlayout = [\"1g
                       [[gpu]]\nmatch = [\"8-15\"]\nmode = \"mps\"\n";
 const TARGETS: usize = 64;
 
-/// Of these, whole GPUs with a server and a client.
+/// Whole GPUs among them, each with a server and a client.
 const COMPUTING: usize = 8;
 
-/// How often each time is taken.
+/// Number of measurements of each time.
 const TIMES: usize = 20;
 
-/// How long the agent is left alone: several looks at each daemon's health.
+/// Idle time: several health checks of each daemon.
 const IDLE: Duration = Duration::from_secs(70);
 
 fn milliseconds(mut times: Vec<Duration>) -> (f64, f64) {
@@ -42,7 +42,7 @@ fn milliseconds(mut times: Vec<Duration>) -> (f64, f64) {
     (of(times.len() / 2), of(times.len() - 1))
 }
 
-/// From the start of a control daemon to its first answer, without gpushd.
+/// Returns the time from the start of a control daemon to its first answer, without gpushd.
 fn own_first_answer(host: &Host, control: &Path) -> Duration {
     let dir = host.scratch("alone");
     let _ = fs::remove_dir_all(&dir);
@@ -63,7 +63,7 @@ fn own_first_answer(host: &Host, control: &Path) -> Duration {
     took
 }
 
-/// Times of one daemon, each taken so often.
+/// Measured times of one daemon.
 #[derive(Default)]
 struct Times {
     own: Vec<Duration>,
@@ -73,7 +73,7 @@ struct Times {
 }
 
 impl Times {
-    /// Of the host's stand-ins, or of other programs.
+    /// Measures the simulated daemons of the host, or other programs.
     fn of(host: &Host, programs: Option<&Path>) -> Self {
         let setup = Setup::on(host).config("[mps]\nwithin_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
         let agent = match programs {
@@ -101,7 +101,7 @@ impl Times {
         assert_eq!(act(agent, "0", "start", &json!({})).status, 200);
         until(|| daemon(agent, "0").state == MpsState::Ready);
         self.starts.push(began.elapsed());
-        // As on a new day: what failed before does not count any more.
+        // Long enough for earlier failures to expire.
         std::thread::sleep(Duration::from_secs(1));
         assert_eq!(act(agent, "0", "restart", &json!({})).status, 200);
         let pid = reaches(agent, "0", MpsState::Ready).pid.expect("a pid");
@@ -114,7 +114,7 @@ impl Times {
         reaches(agent, "0", MpsState::Ready);
     }
 
-    /// A row each, and what they are measured by.
+    /// Adds a row for each time, with its target.
     fn report(self, whose: &str, report: &mut Report) {
         let [own, starts, noticed, again] = [self.own, self.starts, self.noticed, self.again].map(milliseconds);
         let rows = [
@@ -148,7 +148,7 @@ impl Times {
     }
 }
 
-/// Until `is` holds, asked every millisecond or so; how long that took.
+/// Polls about every millisecond until `is` holds. Returns the elapsed time.
 fn until(is: impl Fn() -> bool) -> Duration {
     let began = Instant::now();
     while !is() {
@@ -157,7 +157,7 @@ fn until(is: impl Fn() -> bool) -> Duration {
     began.elapsed()
 }
 
-/// Times of one daemon, memory and processor time of many.
+/// Measures times of one daemon, and memory and processor time of many.
 pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "MPS daemons",

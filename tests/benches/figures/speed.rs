@@ -1,4 +1,4 @@
-//! How soon the agent is there, and what asking it costs.
+//! Start time of the agent, and cost of a command.
 
 use std::{
     process::{Command, Stdio},
@@ -17,7 +17,7 @@ const STARTS: usize = 15;
 /// Runs of each command.
 const RUNS: usize = 101;
 
-/// Time from start to ready, on a host with eight GPUs.
+/// Measures the time from start to ready, on a host with eight GPUs.
 pub(crate) fn start() -> Report {
     let host = Host::up("dgx-a100");
     let (mut ready, mut answered) = (Vec::new(), Vec::new());
@@ -48,7 +48,7 @@ pub(crate) fn start() -> Report {
     report
 }
 
-/// `gpushctl status` beside `/bin/true`, by turns.
+/// Measures `gpushctl status` and `/bin/true`, alternating.
 pub(crate) fn status() -> Report {
     let host = Host::up("dgx-a100");
     let agent = ctl::agent(&host);
