@@ -31,7 +31,7 @@ pub use grammar::LayoutError;
 /// The reserved word for the empty layout.
 pub const NONE: &str = "none";
 
-/// The reserved word for layouts created on demand by leases; not implemented yet.
+/// The reserved word for layouts whose instances are created on demand by leases. Only config rules have it.
 pub const DYNAMIC: &str = "dynamic";
 
 /// Maximum count of one entry: no GPU has more GPU instances.

@@ -71,10 +71,11 @@ pub(crate) fn run() -> Report {
     let (agent, slow_agent) = (ctl::agent(&counted), ctl::agent(&timed));
     let mut report = Report::new(
         "Driver calls of an apply",
-        "An A100 80GB on the simulator, `creates + destroys` of GPU and compute instances together, failed calls \
-         among them; the minimum is found by trying every subset of kept instances and every placement. Beside it the same change by a client that destroys everything and then tries the \
-         instances in one order after the other, placements left to the driver. `time` is how many \
-         times longer that takes from start to end, with latencies as on hardware.",
+        "`creates + destroys` of GPU and compute instances together, including failed calls, for an A100 80GB on the \
+         simulator. The minimum comes from trying every subset of kept instances and every placement. `permute and \
+         retry` is a client that destroys all instances, and then creates the new ones in one order after the other, \
+         with the driver's placements. `time` is its duration as a multiple of gpush's, with latencies as on \
+         hardware.",
         &["from", "to", "minimum", "gpush", "failed", "permute and retry", "failed", "time"],
     );
     let (mut wasteful, mut failed) = (0, 0);

@@ -65,9 +65,10 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "A durable change",
         &format!(
-            "`POST {CORDON}`, which needs no driver call, on disk before it is answered; beside it, by turns, \
-             a commit of as many rows to a plain SQLite database on the same file system that is synced (WAL, \
-             synchronous FULL), and a request that changes nothing and is answered as long. {CHANGES} of each, medians."
+            "`POST {CORDON}`, which needs no driver call and is on disk before the answer. It alternates with its two \
+             parts: a synced commit of as many rows to a plain SQLite database on the same file system (WAL, \
+             synchronous FULL), and a request that changes nothing and has an answer of the same size. Medians of \
+             {CHANGES} each."
         ),
         &["", "ms", "ratio"],
     );

@@ -82,9 +82,9 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Footprint",
         &format!(
-            "8 GPUs with 56 instances, after 100 reads of all of them. Resident memory in MiB, and what of it is \
-             shared out (`Pss`); beside it a program that has initialised the same NVML and does nothing. Then left \
-             alone for {} s with one slow poll in between.",
+            "8 GPUs with 56 instances, after 100 reads of all GPUs. Resident and proportional memory (`Rss`, `Pss`) in \
+             MiB, compared with a program that only initialises the same NVML. Processor time is that of {} s without \
+             requests, with one slow poll.",
             IDLE.as_secs()
         ),
         &["", "resident", "proportional"],
@@ -103,9 +103,9 @@ pub(crate) fn run() -> Report {
     report.target("idle", "under 0.2 % of a core", &format!("{share:.3} %"), share < 0.2);
     let (silent, look) = calls();
     report.target(
-        "driver calls while nobody asks, without the slow poll",
-        "none but the wait for events, once a minute",
-        &format!("{silent} in {} s; a look at all GPUs takes {look}", SILENT.as_secs()),
+        "driver calls without requests and without the slow poll",
+        "only the wait for events, once a minute",
+        &format!("{silent} in {} s; reading all GPUs takes {look}", SILENT.as_secs()),
         silent <= 1 && look > 8,
     );
     report

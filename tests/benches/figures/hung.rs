@@ -13,9 +13,9 @@ const ROUNDS: usize = 15;
 pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "One GPU hangs",
-        "Four H100, GPU 0 and 1 shared through MPS, 2 with MIG, 3 time-sliced. Each command concerns one GPU, and is run \
-         while all GPUs answer and while the reading of GPU 1 hangs. Medians in ms. Resets, maintenance and runs of \
-         `nvidia-smi` that open all GPUs are not among them: these wait for each other.",
+        "Four H100: GPU 0 and 1 shared through MPS, 2 with MIG, 3 time-sliced. Each command concerns one GPU. It runs \
+         while all GPUs answer, and while the reading of GPU 1 hangs. Medians in ms. Resets, maintenance and runs of \
+         `nvidia-smi` that open all GPUs are not included, because they wait for each other.",
         &["", "all answer", "GPU 1 hangs"],
     );
     let compared = compare(ROUNDS);

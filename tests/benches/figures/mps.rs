@@ -118,7 +118,7 @@ impl Times {
     fn report(self, whose: &str, report: &mut Report) {
         let [own, starts, noticed, again] = [self.own, self.starts, self.noticed, self.again].map(milliseconds);
         let rows = [
-            ("its own first answer", own),
+            ("first answer, without gpushd", own),
             ("start to ready", starts),
             ("death noticed", noticed),
             ("ready again", again),
@@ -129,7 +129,7 @@ impl Times {
         let beyond = starts.1 - own.0;
         report.target(
             &format!("start of {whose}"),
-            "ready within 50 ms of its own first answer",
+            "ready within 50 ms of the daemon's first answer",
             &format!("{beyond:.1} ms at most"),
             beyond < 50.0,
         );
@@ -162,19 +162,19 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "MPS daemons",
         &format!(
-            "Stand-ins of NVIDIA's programs, and where it is installed NVIDIA's own control daemon. Times of one \
-             daemon, {TIMES} times each, in ms: its own first answer after its start, without gpushd; from the request \
-             to start it until gpushd says ready; from SIGKILL until gpushd shows that it is gone, and until its \
-             successor serves. Then {TARGETS} targets, {COMPUTING} of them with a server and a client, left alone for \
-             {} s.",
+            "The simulated control daemon, and NVIDIA's own if it is installed. Times of one daemon in ms, measured \
+             {TIMES} times: from its start to its first answer, without gpushd; from the request to start it until \
+             gpushd reports `ready`; from SIGKILL until gpushd reports its end, and until the next daemon serves. \
+             Memory and processor time are those of {TARGETS} targets, {COMPUTING} of them with a server and a client, \
+             during {} s without requests.",
             IDLE.as_secs()
         ),
         &["", "median", "slowest"],
     );
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
-    Times::of(&host, None).report("a stand-in", &mut report);
+    Times::of(&host, None).report("the simulated daemon", &mut report);
     if let Some(programs) = real_programs(&host, "times of NVIDIA's own control daemon") {
-        Times::of(&host, Some(&programs)).report("NVIDIA's own", &mut report);
+        Times::of(&host, Some(&programs)).report("NVIDIA's daemon", &mut report);
     }
     drop(host);
 
@@ -202,7 +202,7 @@ pub(crate) fn run() -> Report {
     report.target(
         "gpushd with 64 MPS targets",
         "resident under 40 MiB",
-        &format!("{:.1} MiB, {workers:.1} of them its driver worker's", agents + workers),
+        &format!("{:.1} MiB, {workers:.1} of them its driver worker", agents + workers),
         agents + workers < 40.0,
     );
     report.target("idle with 64 MPS targets", "under 0.5 % of a core", &format!("{used:.3} %"), used < 0.5);

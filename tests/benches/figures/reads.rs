@@ -97,8 +97,8 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Reading the GPUs",
         &format!(
-            "`GET {PATH}` of 8 GPUs with 56 instances ({} KiB), asked by a user without rights on a connection that \
-             stays open; beside it, by turns, a static answer of that size on the same HTTP stack. Times in ms.",
+            "`GET {PATH}` of 8 GPUs with 56 instances ({} KiB), from an unprivileged user on a connection that stays \
+             open. It alternates with a static answer of that size on the same HTTP stack. Times in ms.",
             body.len() / 1024
         ),
         &["", "requests", "p50", "p99", "slowest"],
@@ -112,14 +112,14 @@ pub(crate) fn run() -> Report {
     };
     row("static answer", &calm.1);
     row("all GPUs", &calm.0);
-    row(&format!("all GPUs, {} clients of {} users at once", CLIENTS.0, CLIENTS.1), &crowd);
+    row(&format!("all GPUs, {} concurrent clients of {} users", CLIENTS.0, CLIENTS.1), &crowd);
     row("static answer, while the reading of a GPU hangs", &hung.1);
     let slowest = row("all GPUs, while the reading of a GPU hangs", &hung.0);
     let ratio = median(calm.0.clone()) / median(calm.1);
     let during = median(hung.0) / median(calm.0);
     report.target("all GPUs, p50", "at most 2 times a static answer", &format!("{ratio:.1} times"), ratio <= 2.0);
     report.target(
-        &format!("{} clients at once", CLIENTS.0),
+        &format!("{} concurrent clients", CLIENTS.0),
         "no error",
         &format!("{errors} of {} requests", CLIENTS.0 * CLIENTS.2),
         errors == 0,

@@ -36,7 +36,7 @@ pub(crate) fn start() -> Report {
     let mut report = Report::new(
         "Start of the agent",
         &format!(
-            "From the start of `gpushd` to its `READY=1`, and to its first answer about all 8 simulated GPUs; {STARTS} starts."
+            "Time from the start of `gpushd` to `READY=1`, and to the first answer about all 8 simulated GPUs, of {STARTS} starts."
         ),
         &["", "median ms", "slowest ms"],
     );
@@ -62,7 +62,7 @@ pub(crate) fn status() -> Report {
     let ratio = ours / nothing;
     let mut report = Report::new(
         "`gpushctl status`",
-        &format!("8 GPUs with 4 instances each, beside `/bin/true`, {RUNS} runs by turns, medians."),
+        &format!("8 GPUs with 4 instances each. Runs alternate with `/bin/true`; medians of {RUNS}."),
         &["command", "ms", "ratio"],
     );
     report.rows.push(vec!["`/bin/true`".into(), format!("{:.2}", nothing * 1e3), "1".into()]);
