@@ -1,4 +1,4 @@
-//! Which GPUs may take new work: shares, and leases when there are some. docs/states.md has the table.
+//! Eligibility of GPUs for new work: shares, and later leases. docs/states.md has the table.
 
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 
@@ -7,15 +7,15 @@ use crate::{
     state::{Reason, State, readings::Readings, words},
 };
 
-/// The GPUs as last seen, without a driver call; none when they were never seen.
+/// Returns the GPUs as last read, without a driver call; none if they were never read.
 pub(crate) fn known(readings: &Readings, viewer: Viewer) -> Vec<Gpu> {
     readings.known().map(|host| host.gpus(viewer)).unwrap_or_default()
 }
 
-/// Refuses new work on a GPU whose state does not allow it, as last seen.
+/// Refuses new work on a GPU whose last known state does not permit it.
 ///
 /// # Errors
-/// When it may take none now.
+/// If the GPU accepts no new work now.
 pub(crate) async fn admits(readings: &Readings, viewer: Viewer, uuid: &str, label: &str) -> Result<(), ApiError> {
     if known(readings, viewer).is_empty() {
         // gpushd has just started.
@@ -33,7 +33,7 @@ pub(crate) async fn admits(readings: &Readings, viewer: Viewer, uuid: &str, labe
     refusal(gpu, label).map_or(Ok(()), Err)
 }
 
-/// Why a GPU may take no new work.
+/// Returns why a GPU accepts no new work.
 pub(crate) fn refusal(gpu: &Gpu, label: &str) -> Option<ApiError> {
     let index = gpu.index;
     let (what, code, hint) = match gpu.state {
@@ -62,10 +62,10 @@ fn show(index: u32) -> String {
     format!("`gpushctl gpu show {index}` shows its state")
 }
 
-/// Refuses a GPU that an operation changes.
+/// Refuses a GPU that an operation is changing.
 ///
 /// # Errors
-/// Which operation.
+/// Names the operation.
 pub(crate) fn not_changing(state: &State, index: u32, uuid: &str) -> Result<(), ApiError> {
     let host = state.now();
     let reasons = host.gpu(uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();

@@ -1,10 +1,10 @@
 //! Removes from answers what a viewer may not see. [`Viewer::may_see`] is the only rule; docs/api.md lists what it
 //! leaves out.
 //!
-//! Pid, uid, user and command line of a process are for its owner and administrators. Of another user's share, the
-//! user, the settings and the end stay; the process that it ends with does not. Of another user's MPS server, only the
-//! state stays. Processes are removed from the GPUs that plans and refusals are made from, so that no sentence shows
-//! what a field does not.
+//! Pid, uid, user and command line of a process are visible to its owner and administrators. Of another user's
+//! share, the user, the settings and the end remain visible, but not the process whose end ends it. Of another
+//! user's MPS server, only the state remains. Processes are removed from the GPUs on which plans and refusals
+//! are based, so that no sentence reveals a hidden field.
 
 use gpush_api::{Actor, Blocker, Gpu, Happening, MpsClient, MpsDaemon, MpsServer, MpsShare, Process};
 
@@ -74,7 +74,7 @@ pub(crate) fn event(what: &mut Happening, viewer: Viewer) {
         Happening::Stray(change) if !viewer.may_see(change.uid) => {
             (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
         }
-        // What they hold everybody may read elsewhere.
+        // All users can read their content elsewhere.
         Happening::Gpu(_)
         | Happening::Config(_)
         | Happening::Driver(_)
@@ -126,7 +126,7 @@ mod tests {
         let mut seen = process();
         hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen, Process { pid: None, uid: None, user: None, command: None, ..process() });
-        // A process of unknown owner is nobody's own.
+        // A process of unknown owner belongs to no viewer.
         let mut seen = Process { uid: None, ..process() };
         hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen.pid, None);

@@ -34,7 +34,7 @@ fn device(gpu: &Gpu, instance: &GpuInstance, compute: Option<&ComputeInstance>, 
     let daemon = daemons.iter().find(|daemon| uuid.as_ref() == Some(&daemon.uuid));
     let servers: Vec<u32> = daemon.iter().flat_map(|daemon| &daemon.servers).filter_map(|server| server.pid).collect();
     let of_compute = compute.iter().flat_map(|compute| &compute.processes);
-    // An MPS server without clients holds the device for no user.
+    // An MPS server without clients does not count as a user of the device.
     let is_user = |process: &&Process| process.pid.is_none_or(|pid| !servers.contains(&pid));
     let processes: Vec<Process> = instance.processes.iter().chain(of_compute).filter(is_user).cloned().collect();
     let grants: Vec<DeviceGrant> = daemon.iter().flat_map(|daemon| &daemon.shares).map(grant).collect();
@@ -69,7 +69,7 @@ fn grant(share: &gpush_api::MpsShare) -> DeviceGrant {
     DeviceGrant { id: share.id.clone(), uid: share.by.uid, user: share.by.user.clone(), expires_at: share.expires_at }
 }
 
-/// Why a device without processes takes no new work.
+/// Returns why a device without processes takes no new work.
 fn reserved(gpu: &Gpu, compute: Option<&ComputeInstance>, daemon: Option<&MpsDaemon>) -> Option<String> {
     let state = match gpu.state {
         GpuState::Ready => None,

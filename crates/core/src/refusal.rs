@@ -1,14 +1,14 @@
-//! Refusals as errors: one sentence that names the GPU and the reason, and what to do next.
+//! Refusals as errors: one sentence with the GPU and the reason, and a hint.
 //!
-//! A refusal is data ([`gpush_api::Refusal`]), so that programs can act on it; this is the only
-//! place that puts it into words, for the agent and for `gpushctl` offline alike.
+//! A refusal is data ([`gpush_api::Refusal`]), so that programs can use it. Only this module converts it to
+//! text, for the agent and for `gpushctl` offline.
 
 use gpush_api::{ApiError, Blocker, Code, Process, Refusal};
 
 use crate::{holders, plan::Beside};
 
-/// The error that a refusal is, for the GPU with this index. `gpu` is how the sentence names it,
-/// such as `GPU 0 (A100-SXM4-80GB)`.
+/// Returns the error of a refusal, for the GPU with this index. `gpu` is its name in the sentence, such as `GPU
+/// 0 (A100-SXM4-80GB)`.
 #[must_use]
 pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
     let profiles = format!("gpushctl mig profiles --gpu {index}");
@@ -66,14 +66,14 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
     }
 }
 
-/// How a lost GPU may come back.
+/// Returns how a lost GPU can be recovered.
 #[must_use]
 pub fn of_a_lost_one(uuid: &str) -> String {
     format!("see when with `dmesg | grep -i xid`; then `gpushctl gpu reset {uuid}`, or reboot the host")
 }
 
-/// The error that a previous layout is which is only partly back. `gpu` is how the sentence names
-/// the GPU.
+/// Returns the error about a previous layout that is restored only in part. `gpu` is the GPU's name in the
+/// sentence.
 #[must_use]
 pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
     let missing: Vec<String> = beside.missing.iter().map(|missing| missing.what.clone()).collect();
@@ -107,7 +107,7 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
     }
 }
 
-/// A passed-through GPU can't be reset from within its virtual machine.
+/// A passed-through GPU cannot be reset from within its virtual machine.
 fn in_a_guest(gpu: &str, to: &str) -> ApiError {
     let message = format!("MIG mode of {gpu} cannot be switched {to} here: this host is a virtual machine");
     ApiError::new(Code::Unsupported, message)
@@ -134,7 +134,7 @@ fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
     }
 }
 
-/// All holders, each once, as a hint names them: the causes say more.
+/// Returns all holders, each once, in the form for a hint: the causes have the details.
 fn holders_of(blockers: &[Blocker]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for process in blockers.iter().flat_map(|blocker| &blocker.holders) {
@@ -152,7 +152,8 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
     names
 }
 
-/// The holders of one; those who must not be named here are named elsewhere to those who may know.
+/// Returns the holders of one instance. If they are hidden from this caller, returns where permitted users can
+/// see them.
 fn held_by(blocker: &Blocker, index: u32) -> String {
     let (named, hidden): (Vec<&Process>, Vec<&Process>) = blocker.holders.iter().partition(|one| one.pid.is_some());
     let mut holders: Vec<String> = named.into_iter().map(holder).collect();
@@ -180,7 +181,7 @@ fn instance(blocker: &Blocker) -> String {
     }
 }
 
-/// A process that holds something: `pid 4711 (alice, python train.py)`, as far as it is known.
+/// Describes a process that holds an instance: `pid 4711 (alice, python train.py)`, as far as known.
 #[must_use]
 pub fn holder(process: &Process) -> String {
     let about: Vec<&str> = [process.user.as_deref(), process.command.as_deref()].into_iter().flatten().collect();
@@ -202,7 +203,7 @@ fn engine_name(engine: &str) -> &str {
     }
 }
 
-/// Equal words once, with their number: `2g.20gb*3`.
+/// Merges equal words with their number: `2g.20gb*3`.
 fn counted(words: &[String]) -> Vec<String> {
     let mut counts: Vec<(&String, u32)> = Vec::new();
     for word in words {

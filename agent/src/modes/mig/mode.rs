@@ -26,12 +26,12 @@ pub(crate) struct ModeChange {
     pub(crate) peers: Vec<String>,
 }
 
-/// What a call that sets MIG mode came to.
+/// The result of a call that sets MIG mode.
 #[derive(Debug)]
 enum Outcome {
     /// The mode is in force.
     InForce,
-    /// The mode is in force after a reset. The error is for the case that there is none.
+    /// The mode is effective after a reset. The error applies if there is no reset.
     Pending(ApiError),
 }
 

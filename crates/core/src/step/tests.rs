@@ -56,7 +56,7 @@ const LAYOUTS: [&[&str]; 6] = [
     &["2g.20gb*3"],
 ];
 
-/// Takes a plan step by step. Before each step its verdict is `NotDone`, after it `Done`.
+/// Executes a plan step by step. Before each step its verdict is `NotDone`, after it `Done`.
 #[test]
 fn step_on_an_instance_is_done_exactly_after_it() {
     for (before, target) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|target| (before, target))) {

@@ -1,4 +1,4 @@
-//! What differs from the config, in sentences.
+//! Differences from the config, in sentences.
 
 use super::*;
 

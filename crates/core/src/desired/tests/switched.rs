@@ -1,4 +1,4 @@
-//! What is reset together on NVSwitches.
+//! GPUs on NVSwitches that are reset together.
 
 use gpush_api::NvLink;
 
@@ -23,7 +23,7 @@ fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
     assert_eq!(together(&alone[0]), [1, 2, 3], "GPU 4 and up hang on none");
     let stops = "[mode_change]\nservices = [\"nvidia-fabricmanager.service\"]\n";
     assert_eq!(together(&plan(&Config::parse(stops, "test").unwrap(), &gpus)), [1, 2, 3], "stopped for the reset");
-    // Off is done last: what the same request makes on the others would be lost.
+    // MIG mode goes off last: otherwise the reset would lose the new instances on the others.
     let mig = gpus[0].mig.as_mut().unwrap();
     mig.set_mode(true, true);
     let each = |gpu: &Gpu, mig| GpuLayout {
@@ -39,7 +39,7 @@ fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
     assert!(error.causes[0].contains("GPU 1") && error.causes[0].contains("same operation"), "{error:?}");
     let mig = gpus[0].mig.as_mut().unwrap();
     mig.set_mode(false, false);
-    // Somebody's change of mode that waits for a reset is not made by ours.
+    // A pending mode change of another user must not take effect through this reset.
     gpus[1].mig.as_mut().unwrap().reset_pending = true;
     let mut along = [plan(&none, &gpus)];
     without_fabric_manager(&none, &gpus, &mut along);
@@ -50,7 +50,7 @@ fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
     let error = alone[0].error.as_ref().unwrap();
     assert!(error.causes[0].contains("GPU 2"), "{error:?}");
     assert!(error.hint.as_deref().unwrap().contains("systemctl start nvidia-fabricmanager"), "{error:?}");
-    // Joined directly, each is reset by itself.
+    // Connected directly, each is reset alone.
     gpus[0].nvlink = Some(NvLink { links: 4, switched: false, peers: vec![gpus[2].pci.clone()] });
     alone = [plan(&none, &gpus)];
     without_fabric_manager(&none, &gpus, &mut alone);
