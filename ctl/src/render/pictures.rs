@@ -15,6 +15,7 @@ use super::{
 
 mod configs;
 mod gpus;
+mod lists;
 mod mps;
 mod operations;
 mod statuses;
