@@ -300,7 +300,7 @@ mod tests {
         ];
         for (what, bytes, says) in &cases {
             let error = saved(bytes, "host.json").expect_err(what);
-            assert!(error.message.starts_with("host.json is no saved state"), "{what}");
+            assert!(error.message.starts_with("host.json is not a saved state"), "{what}");
             assert!(error.causes[0].contains(says), "{what}: {}", error.causes[0]);
             assert!(error.hint.is_some());
         }

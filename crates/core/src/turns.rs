@@ -170,7 +170,7 @@ mod tests {
             ]
         );
         assert!(gpus[1].drift.is_empty());
-        assert_eq!(gpus[2].drift, ["it has no time-slice levels, the config wants long"]);
+        assert_eq!(gpus[2].drift, ["the GPU has no time-slice levels, but the config says long"]);
         assert!(gpus[3].drift.is_empty(), "what is not known does not differ");
         let unread = gpus[3].timeslice.as_ref().unwrap();
         assert_eq!((unread.state, unread.replicas, unread.wanted), (TimesliceState::Unknown, 1, TimesliceLevel::Long));

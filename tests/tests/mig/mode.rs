@@ -19,7 +19,7 @@ const AMPERE: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
 const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
 
 fn off(agent: &Agent, gpu: u32) -> Value {
-    json!({ "layout_source": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
+    json!({ "layout_source": { "per_gpu": [{ "selector": agent.gpu(gpu).uuid, "mig_enabled": false }] } })
 }
 
 fn refused(agent: &Agent, gpu: &str) -> ApiError {

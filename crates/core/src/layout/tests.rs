@@ -159,7 +159,7 @@ fn too_large_a_layout_costs_one_error() {
     for (what, texts, item) in too_large {
         let errors = Layout::parse_all(texts).expect_err(what);
         assert_eq!((errors.len(), errors[0].item), (1, *item), "{what}: {}", errors[0]);
-        assert!(errors[0].hint.as_deref().unwrap().contains("no GPU holds so many"), "{what}");
+        assert!(errors[0].hint.as_deref().unwrap().contains("no GPU has room for so many"), "{what}");
         assert!(serde_json::to_string(&gpush_api::ApiError::from(errors[0].clone())).unwrap().len() < 1000, "{what}");
     }
     println!("{} layouts too large", too_large.len());

@@ -145,7 +145,7 @@ fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
     }
     let served = Served::up();
     fault(&served.host, "busy-ui");
-    told_as(&served, MpsState::Hung, "somebody else has");
+    told_as(&served, MpsState::Hung, "another process holds");
     clear_faults(&served.host);
     assert!(serves(&served));
 }
@@ -174,5 +174,5 @@ fn settings_that_somebody_changes_past_gpushd_are_set_back_and_told() {
         });
         assert_eq!((told.state, told.in_force), (MpsState::Ready, Some(told.wanted.settings)), "{line}");
     }
-    served.agent.wait_for_log("somebody changed it past gpushd");
+    served.agent.wait_for_log("another program changed its settings");
 }

@@ -124,6 +124,6 @@ fn describe_fills_in_what_the_config_wants() {
     assert_eq!((host[0].mode, host[0].rule.as_deref()), (Mode::Mig, Some("training")));
     assert_eq!((host[0].layout.as_deref(), host[0].drift.len()), (Some(&["3g.40gb*2".to_owned()][..]), 0));
     assert_eq!(host[1].drift, ["missing 3g.40gb*2"]);
-    assert_eq!(host[3].drift, ["MIG mode is on, mode exclusive wants the whole GPU"]);
+    assert_eq!(host[3].drift, ["MIG mode is on, but mode `exclusive` needs the whole GPU"]);
     assert_eq!((host[7].mode, &host[7].rule, &host[7].layout), (Mode::Unmanaged, &None, &None));
 }

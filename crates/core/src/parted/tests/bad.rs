@@ -103,7 +103,7 @@ fn what_is_too_much_is_refused_at_once() {
         ("deep", deep, "not YAML"),
         ("wide", wide, "more than 4096 groups"),
         ("merged", merged, "copies too much"),
-        ("wrong", wrong, "is no MIG profile"),
+        ("wrong", wrong, "is not a MIG profile"),
         ("listed", listed, "more than 1024 GPUs"),
         ("large", "#".repeat(MOST_BYTES + 1), "more than 1048576 bytes"),
     ] {

@@ -261,7 +261,7 @@ fn requests_for_each_gpu_that_make_no_sense() {
         (vec![one("0", true, &[]), one(&host[0].uuid, true, &[])], "is named twice"),
         (vec![one("0-1", true, &[])], "`0-1` is not one GPU"),
         (vec![one("9", true, &[])], "no GPU 9"),
-        (vec![one("0", false, &["1g.6gb"])], "MIG mode off and MIG instances"),
+        (vec![one("0", false, &["1g.6gb"])], "cannot have MIG instances with MIG mode off"),
         (vec![one("0", true, &["x"])], "is not a MIG profile"),
         (vec![one("0", true, &[]); 5], "5 GPUs are named, there are 4"),
     ];
