@@ -1,4 +1,4 @@
-//! The MPS programs of a simulated host, started as an agent would: by path, with a clean environment.
+//! The MPS programs of a simulated host, started as by an agent: by path, with an empty environment.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -38,7 +38,7 @@ impl Host {
         command.output().unwrap()
     }
 
-    /// `gpush-sim mps DIR fault …`, which must work.
+    /// Runs `gpush-sim mps DIR fault …`, which must succeed.
     fn fault(&self, arguments: &[&str]) -> String {
         let dir = self.dir();
         let mut all = vec!["mps", dir.to_str().unwrap(), "fault"];
@@ -64,7 +64,7 @@ impl Host {
         child
     }
 
-    /// Says commands through the front-end.
+    /// Sends commands through the front-end.
     fn says(&self, lines: &str) -> String {
         let mut command = Command::new(self.dir().join("bin/nvidia-cuda-mps-control"));
         command.env_clear().env("CUDA_MPS_PIPE_DIRECTORY", self.path("pipe"));
@@ -73,7 +73,7 @@ impl Host {
         String::from_utf8(front.wait_with_output().unwrap().stdout).unwrap()
     }
 
-    /// Pids on a GPU, each with its kind.
+    /// Returns the pids on a GPU, each with its kind.
     fn on(&self, gpu: usize) -> Vec<(u64, String)> {
         let listed = self.sim(&["process", self.dir().to_str().unwrap(), "list", "--json"]);
         let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! Each fault, as gpush's protocol crate meets it, and that all is well when it is cleared.
+//! Each fault, as gpush's protocol crate sees it, and that everything works after it is cleared.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
 use std::{
@@ -149,7 +149,7 @@ async fn busy_ui() {
     let daemon = Daemon::start().await;
     daemon.fault(Kind::BusyUi, None);
     let busy = daemon.control.default_percentage(SHORT).await.unwrap_err();
-    // The deadline may come in the middle of one more try.
+    // The deadline may expire during another attempt.
     let told = matches!(busy, ControlError::Busy | ControlError::Session(SessionError::Silent { .. }));
     assert!(told, "{busy:?}");
     daemon.is_well().await;
@@ -171,7 +171,7 @@ async fn unread_pipe_and_hung_daemon_stop_it_at_different_places() {
     assert_eq!(silent_at(&daemon).await, Stage::Answer);
     daemon.is_well().await;
     daemon.fault(Kind::HungDaemon, None);
-    // It may be about to wait when the rule comes.
+    // It may be about to wait when the rule is added.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(silent_at(&daemon).await, Stage::Hello);
     assert_eq!(lock::holder(&daemon.pipe()).unwrap(), Some(daemon.child.id().cast_signed()));

@@ -1,4 +1,4 @@
-//! The MIG calls: what they do, and the return code of everything that must fail.
+//! The MIG calls: their effects, and the return code of every failure.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 
@@ -201,7 +201,7 @@ fn handles_of_what_is_gone_are_invalid_also_when_the_slot_is_filled_again() {
     assert_ne!(first, second);
     ok!(client, nvmlComputeInstanceDestroy(again));
 
-    // A handle of one kind is no handle of another, and neither is what the caller made up.
+    // A handle of one kind is invalid for another, as is an invented one.
     let local = 5_u64;
     let strangers = [null_mut(), gpu.cast(), (&raw const local).cast_mut().cast(), usize::MAX as *mut _];
     for stranger in strangers {
@@ -225,7 +225,7 @@ fn a_compute_instance_is_told_in_both_generations_without_writing_past_the_first
     type GetInfo = unsafe extern "C" fn(nvmlComputeInstance_t, *mut nvmlComputeInstanceInfo_t) -> u32;
     // SAFETY: the function's type, but for a larger struct than it knows.
     let first: GetInfo = unsafe { std::mem::transmute(client.symbol(c"nvmlComputeInstanceGetInfo")) };
-    // SAFETY: a live handle and a struct of ours.
+    // SAFETY: a live handle and a local struct.
     assert_eq!(unsafe { first(ci, &mut v1) }, OK);
     ok!(client, nvmlComputeInstanceGetInfo_v2(ci, &mut v2));
     assert_eq!((v1.device, v1.gpuInstance, v1.id, v1.profileId), (v2.device, v2.gpuInstance, v2.id, v2.profileId));
@@ -339,7 +339,7 @@ fn null_pointers_are_invalid_arguments_and_change_nothing() {
 
 #[test]
 fn only_root_and_who_owns_the_host_may_change_it() {
-    // The library asks for the effective uid of the caller: a child takes that of nobody.
+    // The library checks the effective uid of the caller, so a child changes to that of `nobody`.
     for (description, wanted) in [("owner_is_root = false\n", NO_PERMISSION), ("", OK)] {
         let client = Client::of(&format!("{description}[[gpu]]\nmodel = \"a100-40\"\n"));
         // SAFETY: a plain system call.
@@ -365,20 +365,20 @@ fn only_root_and_who_owns_the_host_may_change_it() {
         if child == 0 {
             // SAFETY: as above.
             unsafe { libc::setuid(nobody) };
-            // The session was root's: who owns the host is read when one begins.
+            // The session was root's: the ownership of the host is checked when one begins.
             rc!(client, nvmlShutdown());
             let begun = rc!(client, nvmlInit_v2());
             let mut made = null_mut();
             let code =
                 if begun == OK { rc!(client, nvmlDeviceCreateGpuInstance(gpu, 9, &mut made)) } else { 1000 + begun };
-            // SAFETY: a descriptor of ours and four bytes; then the child ends at once.
+            // SAFETY: a valid descriptor and four bytes; then the child ends at once.
             unsafe {
                 libc::write(pipe[1], (&raw const code).cast(), 4);
                 libc::_exit(0);
             }
         }
         let (mut code, mut status) = (0_u32, 0);
-        // SAFETY: our own child, and four bytes into four bytes.
+        // SAFETY: a child of this process, and four bytes into four bytes.
         unsafe {
             libc::waitpid(child, &mut status, 0);
             assert_eq!(libc::read(pipe[0], (&raw mut code).cast(), 4), 4);

@@ -26,7 +26,7 @@ const MIB: u64 = 1 << 20;
 const THREE: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\n[[gpu]]\nmodel = \"t4\"\n";
 
 impl Client {
-    /// This test's own process, on a GPU or in an instance.
+    /// Registers this test's own process on a GPU or in an instance.
     fn attach(&self, gpu: u32, kind: ProcessKind, at: Option<(u32, Option<u32>)>, memory_mib: u64) {
         let process = Process {
             pid: Pid::own(),
@@ -38,7 +38,7 @@ impl Client {
         self.change(|m| m.attach(gpu, process));
     }
 
-    /// Changes the host past the ABI.
+    /// Changes the host without the ABI.
     fn change(&self, change: impl FnOnce(&mut silicon::Machine) -> Result<(), silicon::Return>) {
         self.host.update(change).unwrap();
     }
@@ -159,7 +159,7 @@ fn processes_are_told_in_three_generations_with_their_instances() {
     ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(there, &mut count, entries.as_mut_ptr()));
     assert_eq!(count, 0);
 
-    // The unversioned form has entries of 16 bytes: what follows them stays as it was.
+    // The unversioned form has entries of 16 bytes: the bytes after them must not change.
     type List = unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut nvmlProcessInfo_v1_t) -> u32;
     // SAFETY: the function's type.
     let unversioned: List = unsafe { std::mem::transmute(client.symbol(c"nvmlDeviceGetComputeRunningProcesses")) };
@@ -201,7 +201,7 @@ fn each_event_set_sees_every_event_once_from_its_registration_on() {
     client.change(|m| m.xid(0, 43, Some(2), Some(0)));
     client.change(|m| m.xid(1, 79, None, None));
     let mut next = |set| {
-        // SAFETY: a live set and a struct of ours.
+        // SAFETY: a live set and a local struct.
         match unsafe { client.lib.nvmlEventSetWait_v2(set, &mut data, 0) } {
             0 => Ok((data.device, data.eventType, data.eventData, data.gpuInstanceId, data.computeInstanceId)),
             code => Err(code),
@@ -273,7 +273,7 @@ fn fields_answer_each_for_itself() {
     (fields[0].fieldId, fields[1].fieldId, fields[2].fieldId) = (186, 9999, 91);
     ok!(client, nvmlDeviceGetFieldValues(client.gpu(0), 3, fields.as_mut_ptr()));
     assert_eq!(fields.map(|field| field.nvmlReturn), [0, NOT_SUPPORTED, 0]);
-    // SAFETY: the type says that these are unsigned numbers.
+    // SAFETY: the type field shows that these are unsigned numbers.
     let (power, links) = unsafe { (fields[0].value.uiVal, fields[2].value.uiVal) };
     assert!(power > 10_000 && links == 12, "{power} mW, {links} links");
     assert_eq!(rc!(client, nvmlDeviceGetFieldValues(client.gpu(0), 0, fields.as_mut_ptr())), 2);
@@ -306,7 +306,7 @@ fn performance_monitoring_tells_the_activity_of_an_instance_on_hopper() {
         let mut request: Box<nvmlGpmMetricsGet_t> = Box::new(unsafe_zeroed());
         (request.version, request.numMetrics, request.sample1, request.sample2) = (1, 2, first, second);
         (request.metrics[0].metricId, request.metrics[1].metricId) = (2, 5000);
-        // An entry that is not asked for stays as it was.
+        // An entry beyond the count must not change.
         request.metrics[2].value = 77.0;
         ok!(client, nvmlGpmMetricsGet(&mut *request));
         assert_eq!((request.metrics[0].nvmlReturn, request.metrics[1].nvmlReturn), (0, 2));
@@ -374,7 +374,7 @@ fn rows_wait_for_a_reset_and_a_part_without_a_remapper_says_so() {
     assert_eq!(rows(2).0, NOT_SUPPORTED);
 }
 
-/// What btop, slurmd's AutoDetect and codecarbon ask for.
+/// Calls of btop, slurmd's AutoDetect and codecarbon.
 #[test]
 fn old_names_clocks_and_energy_are_answered() {
     let client = Client::of(THREE);

@@ -1,4 +1,4 @@
-//! Begin and end of sessions, and what calls say outside of one.
+//! Start and end of sessions, and calls outside a session.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 
@@ -48,7 +48,7 @@ fn no_host_no_driver_and_another_layout_is_a_version_mismatch() {
     let state = client.host.dir().join("state");
     let whole = std::fs::read(&state).unwrap();
 
-    // SAFETY: tests of a program take turns.
+    // SAFETY: tests of a program run one at a time.
     unsafe { std::env::remove_var("NVML_SIM_STATE") };
     assert_eq!(rc!(client, nvmlInit_v2()), 9);
     // SAFETY: as above.
@@ -61,7 +61,7 @@ fn no_host_no_driver_and_another_layout_is_a_version_mismatch() {
     for (what, content) in
         [("empty", Vec::new()), ("short", whole[..64].to_vec()), ("another magic", [b"x", &whole[1..]].concat())]
     {
-        // A fresh file each time: the one that the host has mapped must not shrink under it.
+        // A new file each time: the one that the host has mapped must not shrink.
         std::fs::remove_file(&state).unwrap();
         std::fs::write(&state, content).unwrap();
         assert_eq!(rc!(client, nvmlInit_v2()), 18, "{what}");
@@ -93,11 +93,11 @@ fn a_forked_child_is_a_client_of_its_own() {
     if child == 0 {
         let worked = client.uuid(device).is_ok();
         let clients = client.host.read().map_or(0, |m| m.state().clients.len());
-        // SAFETY: ends the child at once; nothing of the parent's is dropped.
+        // SAFETY: ends the child at once, without dropping anything of the parent's.
         unsafe { libc::_exit(if worked && clients == 2 { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: waits for our own child.
+    // SAFETY: waits for a child of this process.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0, "the child called the library and was registered");
     client.host.update(|_| Ok::<_, silicon::HostError>(())).unwrap();

@@ -1,4 +1,4 @@
-//! Several threads of one process on one host: each call is whole.
+//! Several threads of one process on one host: each call is atomic.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // of tests alone

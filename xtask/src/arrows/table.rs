@@ -48,7 +48,7 @@ impl Table {
         Ok(Self { rows })
     }
 
-    /// Returns the text with this table in place of the one that it contains.
+    /// Returns the text with its table replaced by this one.
     ///
     /// # Errors
     /// If the text has no such table.
@@ -66,7 +66,7 @@ impl Table {
         Ok(text.replacen(&old, &new, 1))
     }
 
-    /// Position of a module's row, from the top.
+    /// Returns the position of a module's row, from the top.
     pub(crate) fn rank(&self, module: &str) -> Option<usize> {
         self.rows.iter().position(|row| row.module == module)
     }

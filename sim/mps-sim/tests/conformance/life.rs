@@ -86,7 +86,7 @@ pub(crate) async fn a_path_of_87_bytes_and_one_of_88(setup: Setup) {
     let (which, setup) = (setup.which, setup.at(at));
     let mut refused = setup.spawn();
     assert_eq!(refused.wait().unwrap().code(), Some(1));
-    // Without a word of why: at most that it starts, as ever.
+    // Without a reason: at most the usual start message.
     let said = std::fs::read_to_string(setup.path("out")).unwrap();
     let usual = ["Starting control daemon using socket", "To connect CUDA applications to this daemon"];
     assert!(said.lines().all(|line| usual.iter().any(|start| line.contains(start))), "{said}");
