@@ -1,4 +1,4 @@
-//! Descriptions: presets, TOML, and what is said of wrong ones.
+//! Descriptions: presets, TOML, and error messages.
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use gpush_geometry::PRESETS;
@@ -121,7 +121,7 @@ fn a_host_is_made_once_and_opened_where_it_is() {
     assert!(matches!(Host::create(&at, &description), Err(HostError::Exists { .. })));
     let opened = Host::open(&at).unwrap();
     assert_eq!(opened.read().unwrap().state(), made.read().unwrap().state());
-    // A description that is changed under a state is another host's.
+    // A description that differs from its state belongs to another host.
     let path = at.join("description.toml");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace("seed = 0", "seed = 1")).unwrap();

@@ -1,4 +1,4 @@
-//! Fault rules: what they match, when they fire, what they do.
+//! Fault rules: which calls they match, when they fire, and their effects.
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use std::time::{Duration, Instant};
@@ -38,11 +38,11 @@ fn a_rule_passes_some_fails_some_and_is_done() {
     assert_eq!(rcs(&host, &call, 5), [None, Some(19), Some(19), None, None]);
     let (_, counter) = host.faults().unwrap()[0].clone();
     assert_eq!((counter.seen, counter.fired), (5, 2));
-    // Another process sees the counters where this one left them.
+    // Another process continues with these counters.
     let other = Host::open(host.dir()).unwrap();
     assert_eq!(rcs(&other, &call, 1), [None]);
     assert_eq!(host.faults().unwrap()[0].1.seen, 6);
-    // A rule that is changed counts anew.
+    // A changed rule starts with new counters.
     write(&host, "[[fault]]\nfunction = \"nvmlGpuInstanceDestroy\"\nrc = 19\ntimes = 1\n");
     assert_eq!(rcs(&other, &call, 2), [Some(19), None]);
 }
@@ -138,13 +138,13 @@ fn a_hang_lasts_until_its_rule_is_removed_and_holds_no_lock() {
         while host.faults().unwrap()[0].1.fired == 0 {
             std::thread::yield_now();
         }
-        // Others work while it hangs, also with the lock.
+        // Other processes work while it hangs, and can take the lock.
         for _ in 0..20 {
             let gi = host.update(|machine| machine.create_gpu_instance(0, 19, None)).unwrap();
             host.update(|machine| machine.destroy_gpu_instance(gi)).unwrap();
         }
         assert!(!hung.is_finished());
-        // Another rule that goes does not end it, its own does.
+        // Removing another rule does not end it; removing its own does.
         assert_eq!(host.clear_faults(Some(1)).unwrap(), 1);
         assert_eq!(host.faults().unwrap().len(), 1);
         assert!(!hung.is_finished());
@@ -185,7 +185,7 @@ fn bad_rules_are_refused_with_place_and_fix() {
         assert!(error.starts_with("faults.toml: ") && error.contains(expected), "{text}\n{error}");
     }
     println!("{} wrong files refused", tried.len());
-    // A wrong file fails every call: a typo must not pass for "no faults".
+    // An invalid file fails every call: a typing error must not count as "no faults".
     let (_dir, host) = host();
     write(&host, "[[fault]]\n");
     let refused = host.before(&Call::new("nvmlInit_v2")).unwrap_err();

@@ -1,4 +1,4 @@
-//! MIG mode, reset, reboot, processes, events: the life of a GPU by its generation.
+//! MIG mode, reset, reboot, processes, events: the lifetime of a GPU by its generation.
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use silicon::description::GpuDescription;
@@ -40,7 +40,7 @@ fn ampere_waits_for_a_reset_and_survives_a_reboot() {
     machine.reboot("second".to_owned());
     assert_eq!(modes(&machine), (true, true));
     assert!(machine.gpus()[0].instances.is_empty(), "instances do not survive a reboot");
-    // A pending change comes into force at a reboot too, and can be taken back before.
+    // A pending change becomes effective at a reboot too, and can be reverted before.
     assert_eq!(machine.set_mig_mode(0, false, CALLER), Ok(Return::ResetRequired));
     assert_eq!(machine.set_mig_mode(0, true, CALLER), Ok(Return::Success));
     assert_eq!(modes(&machine), (true, true));
@@ -204,7 +204,7 @@ fn each_listener_has_its_own_cursor() {
     assert_eq!(collect(0, XID_CRITICAL_ERROR), [(8, 13, None), (8, 31, Some(gi.id))]);
     assert_eq!(collect(late, both), [(0x100, 0, Some(gi.id)), (8, 31, Some(gi.id))]);
     assert_eq!(collect(machine.events().cursor(), both), []);
-    // A queue that nobody reads does not grow for ever.
+    // A queue without readers does not grow without limit.
     for n in 0..1000 {
         machine.xid(0, n, None, None).unwrap();
     }

@@ -8,7 +8,7 @@ use silicon::{Machine, Return};
 
 mod invariants;
 
-/// A random call. Numbers are taken modulo what there is.
+/// A random call. Numbers are reduced to the valid range.
 #[derive(Debug, Clone)]
 enum Act {
     CreateGpu { profile: usize, placement: Option<usize> },
@@ -42,7 +42,7 @@ fn pick<T: Copy>(from: &[T], n: usize) -> Option<T> {
     if from.is_empty() { None } else { Some(from[n % from.len()]) }
 }
 
-/// Does one call. Says whether it was done, and undoes a creation to see that nothing is left.
+/// Makes one call. Returns whether it succeeded, and reverts a creation to check that nothing is left.
 fn perform(machine: &mut Machine, act: &Act) -> Result<bool, TestCaseError> {
     let part = machine.part(0).unwrap();
     match *act {
