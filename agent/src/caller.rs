@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_says_what_to_do() {
+    fn refusal_has_a_hint() {
         let access = Access { admin_groups: vec!["gpu-admins".to_owned()] };
         let caller = Caller::new(peer(1000), 990, false);
         assert!(!caller.viewer.is_admin());

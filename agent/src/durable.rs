@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn who_got_a_gpu_later_proves_that_those_before_had_ended() {
+    fn later_operation_on_gpu_proves_earlier_one_ended() {
         let state = tempfile::tempdir().unwrap();
         let marker = state.path().join("marker");
         let origin = Origin { directory: state.path(), boot_id: "a boot", marker: &marker, host_root: state.path() };

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slowest_kind_of_plan_decides_and_nothing_measured_meets_nothing() {
+    fn slowest_plan_decides_and_empty_measurement_fails() {
         let row = |what: &str, p99: u64| json!({"what": what, "count": 1, "p50_ns": 1, "p99_ns": p99, "p999_ns": p99});
         let met = |rows: &[Value]| targets(&planning(rows)).iter().map(|target| target.met).collect::<Vec<_>>();
         let host = row("a: 64 GPUs from profiles to plans", 9_000_000);
@@ -205,13 +205,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_on_a_gpu_stays() {
+    fn gpu_measurements_are_kept() {
         assert_eq!(kept("# Figures\n\n## Planning\n\nx\n"), "");
         assert_eq!(kept("# Figures\n\nx\n\n## On a real GPU: MPS\n\ny\n"), "\n## On a real GPU: MPS\n\ny\n");
     }
 
     #[test]
-    fn a_missed_target_shows() {
+    fn missed_target_is_shown() {
         let report = json!({
             "title": "T", "note": "How.", "columns": ["a", "b"], "rows": [["1", "2"]],
             "targets": [{"what": "speed", "wanted": "under 5", "measured": "7", "met": false}],

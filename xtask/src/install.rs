@@ -271,7 +271,7 @@ mod tests {
     use super::add_components;
 
     #[test]
-    fn components_are_added_once_and_only_beside_main() {
+    fn components_are_added_once_next_to_main() {
         assert_eq!(add_components("Components: main\n"), "Components: main contrib non-free\n");
         assert_eq!(add_components("Components: main contrib non-free\n"), "Components: main contrib non-free\n");
         assert_eq!(

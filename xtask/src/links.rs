@@ -53,7 +53,7 @@ mod tests {
     use super::relative_links;
 
     #[test]
-    fn files_are_followed_and_hosts_and_code_are_not() {
+    fn links_to_files_are_checked_only() {
         let text = "see [a](docs/a.md#part) and [b](https://example.org/b)\n```\n[c](c.md)\n```\n[d](../d)";
         assert_eq!(relative_links(text), ["docs/a.md", "../d"]);
     }

@@ -20,7 +20,7 @@ mod tests {
     use super::from_line;
 
     #[test]
-    fn only_lines_that_begin_with_the_word_count() {
+    fn only_lines_that_begin_with_skipped_count() {
         assert_eq!(from_line("SKIPPED nvtop: not installed").as_deref(), Some("nvtop: not installed"));
         assert_eq!(from_line("  SKIPPED: tests/gpu: no GPU here").as_deref(), Some("tests/gpu: no GPU here"));
         assert_eq!(from_line("test worker ... ignored, it is no test").as_deref(), Some("worker: it is no test"));

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_left_something_out_counts_as_skipped() {
+    fn test_that_reports_a_skip_counts_as_skipped() {
         let mut heard = Heard::default();
         for line in [
             "test clients::nvtop ... ok",
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_fails_is_a_failed_step() {
+    fn failed_command_is_a_failed_step() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo went wrong; exit 3"]);
         let step = run("step test failing", command, false);

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_step_is_never_counted_as_nothing() {
+    fn failed_step_always_counts() {
         let step =
             |outcome, tests| Step { name: "x".into(), outcome, took: Duration::ZERO, tests, skipped: Vec::new() };
         let none = TestCount::default();

@@ -147,12 +147,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_checkout_holds_nothing_forbidden() {
+    fn checkout_contains_nothing_forbidden() {
         println!("{}", check().unwrap());
     }
 
     #[test]
-    fn unsafe_is_seen_in_code_and_not_in_words() {
+    fn unsafe_is_found_in_code_and_not_in_text() {
         let file = Path::new("agent/src/x.rs");
         let block = format!("let x = {} {{ 1 }};", "unsafe");
         assert_eq!(unsafe_lines(file, &block).len(), 1);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_a_machine_are_seen_and_longer_paths_are_not() {
+    fn machine_paths_are_found_and_longer_paths_are_not() {
         let forbidden = forbidden();
         let seen = |line: &str| mentions(Path::new("x"), line, &forbidden).len();
         assert_eq!(seen(&format!("see /{}/notes", "work")), 1);

@@ -98,7 +98,7 @@ async fn operation_begins_when_reconcilers_and_grants_of_its_gpus_have_finished(
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_granted_on_a_claimed_gpu() {
+async fn claimed_gpu_grants_nothing() {
     let lanes = lanes();
     let claim = lanes.claim(&[gpu(0)]).unwrap();
     let mut waits = Box::pin(lanes.grant("GPU-0", "GPU-0", SOON));

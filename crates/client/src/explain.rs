@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_socket_says_how_to_start_the_agent() {
+    fn absent_socket_hints_at_starting_the_agent() {
         let mut at = facts(Found::Nothing, Origin::System);
         let (code, message, hint) = told(io::ErrorKind::NotFound, &at);
         assert_eq!(code.exit_status(), 6);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_is_not_an_absent_one() {
+    fn stale_socket_differs_from_absent_one() {
         let at = facts(Found::Socket(access("gpush", 0o660)), Origin::System);
         let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
         assert_eq!(code.exit_status(), 6);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_door_names_the_group() {
+    fn denied_socket_names_the_group() {
         let mut door = access("gpush", 0o660);
         let at = facts(Found::Socket(door.clone()), Origin::System);
         let (code, message, hint) = told(io::ErrorKind::PermissionDenied, &at);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_directory_is_named_with_its_group() {
+    fn closed_directory_is_named_with_its_group() {
         let at = facts(Found::ClosedDirectory("/run/gpush".into(), access("gpush", 0o750)), Origin::System);
         let (code, message, hint) = told(io::ErrorKind::PermissionDenied, &at);
         assert_eq!(code.exit_status(), 5);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_said() {
+    fn file_that_is_not_a_socket_is_reported() {
         let at = facts(Found::Other("a regular file"), Origin::Option);
         // connect(2) on a regular file returns ECONNREFUSED, which alone would indicate a stale socket.
         let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_no_address_holds_is_a_usage_error() {
+    fn path_too_long_for_an_address_is_a_usage_error() {
         let mut at = facts(Found::Nothing, Origin::Option);
         at.socket.path = PathBuf::from(format!("/tmp/{}", "x".repeat(120)));
         let (code, message, _) = told(io::ErrorKind::InvalidInput, &at);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_finds_what_is_there() {
+    fn gather_finds_the_object_at_the_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let look = |path: &Path| gather(&Socket::given(path, Origin::Option)).found;

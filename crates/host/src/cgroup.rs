@@ -168,7 +168,7 @@ mod tests {
 
     /// A user may create all of these below the part that systemd delegated.
     #[test]
-    fn names_below_a_delegated_unit_say_nothing() {
+    fn names_below_a_delegated_unit_are_ignored() {
         const HOME: &str = "0::/user.slice/user-1000.slice/user@1000.service";
         for below in [
             "/app.slice/slurmstepd.scope/job_42",
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroup_in_a_directory_of_a_user_says_nothing() {
+    fn cgroup_in_a_users_directory_is_ignored() {
         for cgroups in ["0::/system.slice/slurmstepd.scope/job_42\n", "3:devices:/slurm/uid_1000/job_42\n"] {
             assert_eq!(parsed(cgroups, 1000), (None, None), "{cgroups}");
         }

@@ -118,7 +118,7 @@ fn run_gives_the_environment_passes_the_exit_code_and_cleans_up() {
 
 /// An agent and its clients on one host find each other without flags, and leave nothing behind.
 #[test]
-fn the_agent_of_a_host_has_its_places_in_the_hosts_directory() {
+fn agent_of_a_host_uses_the_hosts_directory() {
     let place = Place::new();
     let script = r#"echo "$GPUSH_SOCKET" "$GPUSH_STATE_DIR" "$NVML_SIM_STATE"
         mkdir -p "$GPUSH_STATE_DIR" && touch "$GPUSH_SOCKET""#;
@@ -130,7 +130,7 @@ fn the_agent_of_a_host_has_its_places_in_the_hosts_directory() {
 }
 
 #[test]
-fn the_stand_in_switches_mig_mode_as_the_part_does() {
+fn simulated_nvidia_smi_switches_mig_mode_by_part() {
     let place = Place::new();
     let models = ["a30-24", "h100-80-sxm", "t4"];
     let hosts: String = models.iter().map(|model| format!("[[gpu]]\nmodel = \"{model}\"\n")).collect();
@@ -168,7 +168,7 @@ fn signals_reach_the_program() {
 }
 
 #[test]
-fn what_outlives_the_program_keeps_its_host() {
+fn remaining_processes_keep_the_host() {
     let place = Place::new();
     let (mut child, dir) = started(&place, r#"echo "$NVML_SIM_STATE"; read x"#);
     let host = Host::open(Path::new(&dir)).unwrap();
@@ -185,7 +185,7 @@ fn what_outlives_the_program_keeps_its_host() {
 }
 
 #[test]
-fn a_kept_host_is_used_through_its_environment_and_ended() {
+fn kept_host_is_used_by_environment_and_removed() {
     let place = Place::new();
     let (dir, name) = place.up("mixed");
     let script = place.ok(&["env", &name]);
@@ -211,7 +211,7 @@ fn a_kept_host_is_used_through_its_environment_and_ended() {
 }
 
 #[test]
-fn processes_come_block_and_go() {
+fn processes_are_added_block_and_are_removed() {
     let place = Place::new();
     let (dir, name) = place.up("a30x4");
     place.refused(&["process", &name, "add", "--gpu", "0", "--spawn"], "give --gi and --ci, or --mig UUID");
@@ -252,7 +252,7 @@ fn processes_come_block_and_go() {
 }
 
 #[test]
-fn the_stand_in_resets_what_is_idle_and_owns_up_to_the_rest() {
+fn simulated_nvidia_smi_resets_only_idle_gpus() {
     let place = Place::new();
     let (dir, name) = place.up("a30x4");
     let host = Host::open(&dir).unwrap();
@@ -303,7 +303,7 @@ fn faults_and_xids_from_the_command_line() {
 }
 
 #[test]
-fn show_draws_and_tells() {
+fn show_prints_drawing_and_json() {
     let place = Place::new();
     let (dir, name) = place.up("mixed");
     let host = Host::open(&dir).unwrap();

@@ -131,7 +131,7 @@ fn refusals_have_the_manuals_exit_codes() {
 }
 
 #[test]
-fn rules_make_it_fail() {
+fn fault_rules_make_compute_policy_fail() {
     let place = Place::new(HOST);
     place.on_host("fault", "add compute-policy-set --gpu 0 --rc UNKNOWN --times 1");
     let (code, told) = place.smi("compute-policy -i 0,1 --set-timeslice=1");
@@ -150,7 +150,7 @@ fn rules_make_it_fail() {
 }
 
 #[test]
-fn only_root_sets_it_and_everybody_sees_it() {
+fn only_root_sets_levels_and_all_users_read_them() {
     // On a host whose owner does not count as root; a test that runs as root is root everywhere.
     let place = Place::new(&format!("owner_is_root = false\n{HOST}"));
     if Host::open(&place.path("host")).unwrap().privileged() {
@@ -165,7 +165,7 @@ fn only_root_sets_it_and_everybody_sees_it() {
 }
 
 #[test]
-fn without_persistence_mode_nothing_stays_when_nobody_is_left() {
+fn settings_are_lost_without_persistence_mode() {
     let place = Place::new(HOST);
     assert_eq!(place.smi("-pm 0 -i 0").0, 0);
     assert!(place.on_host("show", "").contains("persistence mode off"));
@@ -182,7 +182,7 @@ fn without_persistence_mode_nothing_stays_when_nobody_is_left() {
 }
 
 #[test]
-fn an_mps_server_goes_by_its_name() {
+fn mps_server_has_its_process_name() {
     let place = Place::new(HOST);
     let server = place.on_host("process", "add --spawn --gpu 3 --kind mps-server --memory 30");
     let client = place.on_host("process", "add --spawn --gpu 3 --kind mps --memory 400");

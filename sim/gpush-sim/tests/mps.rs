@@ -109,7 +109,7 @@ fn until<T>(ask: impl Fn() -> Option<T>) -> T {
 }
 
 #[test]
-fn a_client_and_its_server_are_on_the_device_and_end_with_the_host() {
+fn client_and_server_are_on_the_device_and_end_with_host() {
     let host = Host::up();
     let mut daemon = host.daemon();
     let (mut client, said) = host.client();
@@ -134,7 +134,7 @@ fn a_client_and_its_server_are_on_the_device_and_end_with_the_host() {
 }
 
 #[test]
-fn nvidias_own_daemon_ends_with_the_host_that_it_serves_below_and_no_other_does() {
+fn nvidia_daemon_ends_only_with_its_own_host() {
     let real = PathBuf::from("/usr/bin/nvidia-cuda-mps-control");
     if !real.is_file() {
         println!("SKIPPED NVIDIA's own daemon: {} is not installed", real.display());
@@ -170,7 +170,7 @@ fn programs_of_every_user_can_be_shown_in_a_hosts_proc() {
 }
 
 #[test]
-fn faults_reach_programs_with_a_clean_environment_and_are_aimed() {
+fn faults_reach_programs_with_an_empty_environment() {
     let host = Host::up();
     let mut daemon = host.daemon();
     let number = host.fault(&["add", "busy-ui", "--on", "/elsewhere"]);
@@ -193,7 +193,7 @@ fn faults_reach_programs_with_a_clean_environment_and_are_aimed() {
 }
 
 #[test]
-fn a_host_with_an_older_driver_has_older_programs() {
+fn host_with_older_driver_has_older_programs() {
     let host = Host::up();
     host.sim(&["down", host.dir().to_str().unwrap()]);
     let file = host.path("host.toml");

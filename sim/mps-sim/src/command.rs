@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_as_recorded() {
+    fn client_row_is_as_recorded() {
         let uuid = std::array::from_fn(|at| u8::try_from(at).map_or(0, |at| at + 17));
         let row = row(29156, &encoded(4_194_300, Device { mig: true, uuid }, 7));
         assert_eq!(row, "4194300   7         29156          MIG-11121314-1516-1718    0                             ");

@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_is_aimed_counted_and_removed() {
+    fn fault_rule_is_targeted_counted_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let file = FaultFile::of_host(dir.path());
         assert_eq!(file.rules().unwrap(), []);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_reads_back() {
+    fn every_fault_kind_parses_back() {
         for (name, kind) in Kind::NAMES {
             assert_eq!(name.parse(), Ok(kind));
             assert_eq!(toml::Value::try_from(kind).unwrap().as_str(), Some(name));

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_versions_look_at_exactly_one_argument() {
+    fn old_versions_parse_exactly_one_argument() {
         assert_eq!(Action::of_one(&["-f"]), Action::Foreground { multi_user: false });
         for words in [&["-f", MULTI_USER][..], &[MULTI_USER], &["-x"], &[]] {
             assert_eq!(Action::of_one(words), Action::FrontEnd, "{words:?}");

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_by_their_branch() {
+    fn versions_follow_their_branch() {
         for (text, version) in [
             ("535", Version::V535),
             ("535.309.01", Version::V535),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_read_from_its_uuid() {
+    fn device_is_parsed_from_its_uuid() {
         let device = Device::of_uuid("MIG-01020304-0506-0708-090a-0b0c0d0e0f10");
         assert_eq!((device.mig, device.uuid[0], device.uuid[15]), (true, 1, 16));
         assert_eq!(Device::of_uuid("0"), Device::default());

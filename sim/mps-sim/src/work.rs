@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_speed_is_as_the_model_has_it() {
+    fn speed_follows_the_model() {
         let with = Given::of("server=7 percentage=25.0 device=GPU-1 memory=2048");
         assert_eq!((with.limit_mib, with.speed(false, 3), with.speed(true, 3)), (Some(2048), 250.0, 100.0));
         let without = Given { mps: false, percentage: 100.0, limit_mib: None };

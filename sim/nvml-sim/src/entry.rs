@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_an_unknown_error() {
+    fn panic_becomes_unknown_error() {
         assert_eq!(guard(|| panic!("of a bug")), 999);
         assert_eq!(guard(|| Err(Return::InUse)), 19);
         assert_eq!(guard(|| Ok(())), 0);

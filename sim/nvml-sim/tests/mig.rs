@@ -22,7 +22,7 @@ const INSUFFICIENT_RESOURCES: u32 = 23;
 const ARGUMENT_VERSION_MISMATCH: u32 = 25;
 
 #[test]
-fn profile_information_is_the_same_in_all_generations_of_the_call() {
+fn profile_information_is_equal_in_all_call_generations() {
     let mut compared = 0;
     for model in ["a100-40", "a30-24", "h100-80-sxm", "h200-141", "b200-180", "rtxpro6000-96"] {
         let client = Client::one(model);
@@ -136,7 +136,7 @@ fn wrong_version_words_are_a_mismatch_and_write_nothing() {
 }
 
 #[test]
-fn placements_are_told_with_mig_off_too_and_null_asks_for_their_number() {
+fn placements_are_listed_with_mig_off_and_null_counts() {
     let client = Client::of("[[gpu]]\nmodel = \"a100-40\"\nmig = false\n");
     let gpu = client.gpu(0);
     let mut count = 0;
@@ -154,7 +154,7 @@ fn placements_are_told_with_mig_off_too_and_null_asks_for_their_number() {
 }
 
 #[test]
-fn creation_fails_as_on_real_drivers() {
+fn creation_fails_like_real_drivers() {
     let client = Client::one("a100-40");
     let gpu = client.gpu(0);
     let full = client.create(gpu, 9, 0, 4).unwrap();
@@ -180,7 +180,7 @@ fn creation_fails_as_on_real_drivers() {
 }
 
 #[test]
-fn handles_of_what_is_gone_are_invalid_also_when_the_slot_is_filled_again() {
+fn stale_handles_are_invalid_after_slot_reuse() {
     let client = Client::one("a100-40");
     let gpu = client.gpu(0);
     let first = client.create(gpu, 9, 4, 4).unwrap();
@@ -212,7 +212,7 @@ fn handles_of_what_is_gone_are_invalid_also_when_the_slot_is_filled_again() {
 }
 
 #[test]
-fn a_compute_instance_is_told_in_both_generations_without_writing_past_the_first() {
+fn ci_info_generations_respect_struct_sizes() {
     let client = Client::one("a100-40");
     let gpu = client.gpu(0);
     let gi = client.create(gpu, 9, 4, 4).unwrap();
@@ -236,7 +236,7 @@ fn a_compute_instance_is_told_in_both_generations_without_writing_past_the_first
 }
 
 #[test]
-fn mig_devices_are_dense_ordered_and_only_compute_instances() {
+fn mig_devices_are_compute_instances_in_dense_order() {
     let client = Client::one("a100-40");
     let gpu = client.gpu(0);
     let late = client.create(gpu, 9, 4, 4).unwrap();
@@ -267,7 +267,7 @@ fn mig_devices_are_dense_ordered_and_only_compute_instances() {
 }
 
 #[test]
-fn mode_changes_wait_for_a_reset_on_ampere_and_not_on_hopper() {
+fn mode_change_needs_reset_on_ampere_not_on_hopper() {
     let client = Client::of(
         "[[gpu]]\nmodel = \"a100-40\"\nmig = false\n[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n[[gpu]]\nmodel = \"t4\"\n",
     );
@@ -338,7 +338,7 @@ fn null_pointers_are_invalid_arguments_and_change_nothing() {
 }
 
 #[test]
-fn only_root_and_who_owns_the_host_may_change_it() {
+fn only_root_and_the_owner_can_change_the_host() {
     // The library checks the effective uid of the caller, so a child changes to that of `nobody`.
     for (description, wanted) in [("owner_is_root = false\n", NO_PERMISSION), ("", OK)] {
         let client = Client::of(&format!("{description}[[gpu]]\nmodel = \"a100-40\"\n"));

@@ -45,7 +45,7 @@ impl Client {
 }
 
 #[test]
-fn every_gpu_is_found_in_every_way_and_tells_who_it_is() {
+fn every_gpu_is_found_by_every_lookup() {
     let mut found = 0;
     for preset in ["dgx-a100", "dgx-h100", "dgx-b200", "a30x4", "rtx-pro-6000x2", "mixed"] {
         let described = silicon::Description::preset(preset).unwrap();
@@ -94,7 +94,7 @@ fn toml(description: &silicon::Description) -> String {
 }
 
 #[test]
-fn load_is_not_known_with_mig_on() {
+fn load_is_unsupported_with_mig_on() {
     let client = Client::of(THREE);
     let (a100, t4) = (client.gpu(0), client.gpu(2));
     let mut rates = nvmlUtilization_t { gpu: 0, memory: 0 };
@@ -122,7 +122,7 @@ fn unsafe_zeroed<T>() -> T {
 }
 
 #[test]
-fn processes_are_told_in_three_generations_with_their_instances() {
+fn process_lists_have_three_generations() {
     let client = Client::of(THREE);
     let (a100, t4) = (client.gpu(0), client.gpu(2));
     let gi = client.create(a100, 9, 4, 4).unwrap();
@@ -181,7 +181,7 @@ fn processes_are_told_in_three_generations_with_their_instances() {
 }
 
 #[test]
-fn each_event_set_sees_every_event_once_from_its_registration_on() {
+fn event_set_gets_every_later_event_once() {
     let client = Client::of(THREE);
     let (a100, h100) = (client.gpu(0), client.gpu(1));
     let gi = client.create(a100, 9, 4, 4).unwrap();
@@ -238,7 +238,7 @@ fn waiting_ends_with_the_event_and_not_with_the_timeout() {
 }
 
 #[test]
-fn a_lost_gpu_says_so_everywhere_until_the_next_boot() {
+fn lost_gpu_returns_lost_until_next_boot() {
     let client = Client::of(THREE);
     let gpu = client.gpu(0);
     let mut set = null_mut();
@@ -267,7 +267,7 @@ fn a_lost_gpu_says_so_everywhere_until_the_next_boot() {
 }
 
 #[test]
-fn fields_answer_each_for_itself() {
+fn fields_have_separate_return_codes() {
     let client = Client::of(THREE);
     let mut fields: [nvmlFieldValue_t; 3] = unsafe_zeroed();
     (fields[0].fieldId, fields[1].fieldId, fields[2].fieldId) = (186, 9999, 91);
@@ -280,7 +280,7 @@ fn fields_answer_each_for_itself() {
 }
 
 #[test]
-fn performance_monitoring_tells_the_activity_of_an_instance_on_hopper() {
+fn gpm_reports_activity_of_an_instance_on_hopper() {
     let client = Client::of(THREE);
     let (a100, h100) = (client.gpu(0), client.gpu(1));
     let mut support = nvmlGpmSupport_t { version: 1, isSupportedDevice: 9 };
@@ -326,7 +326,7 @@ fn performance_monitoring_tells_the_activity_of_an_instance_on_hopper() {
 }
 
 #[test]
-fn accounting_is_off_and_stays_off_with_mig_on() {
+fn accounting_stays_off_with_mig_on() {
     let client = Client::of(THREE);
     let (a100, t4) = (client.gpu(0), client.gpu(2));
     let (mut mode, mut count, mut pids, mut stats) = (9, 4, [0; 4], unsafe_zeroed::<nvmlAccountingStats_t>());
@@ -353,7 +353,7 @@ fn accounting_is_off_and_stays_off_with_mig_on() {
 }
 
 #[test]
-fn rows_wait_for_a_reset_and_a_part_without_a_remapper_says_so() {
+fn row_remap_waits_for_reset_or_is_unsupported() {
     let client = Client::of(THREE);
     let rows = |gpu: u32| {
         let device = client.gpu(gpu);
@@ -376,7 +376,7 @@ fn rows_wait_for_a_reset_and_a_part_without_a_remapper_says_so() {
 
 /// Calls of btop, slurmd's AutoDetect and codecarbon.
 #[test]
-fn old_names_clocks_and_energy_are_answered() {
+fn old_names_clocks_and_energy_are_supported() {
     let client = Client::of(THREE);
     let t4 = client.gpu(2);
     let (mut now, mut by_old_name) = (u32::MAX, u32::MAX - 1);

@@ -10,7 +10,7 @@ use client::{Client, string, text};
 const ONE_A100: &str = "[[gpu]]\nmodel = \"a100-80\"\n";
 
 #[test]
-fn calls_before_init_are_uninitialized_and_shutdown_without_init_is_fine() {
+fn calls_before_init_are_uninitialized() {
     let client = Client::fresh(ONE_A100);
     let mut count = 77;
     assert_eq!(rc!(client, nvmlDeviceGetCount_v2(&mut count)), 1);
@@ -43,7 +43,7 @@ fn sessions_are_counted_by_their_users() {
 }
 
 #[test]
-fn no_host_no_driver_and_another_layout_is_a_version_mismatch() {
+fn missing_host_and_other_layout_fail_at_init() {
     let client = Client::fresh(ONE_A100);
     let state = client.host.dir().join("state");
     let whole = std::fs::read(&state).unwrap();
@@ -84,7 +84,7 @@ fn fault_rules_at_init_are_seen() {
 }
 
 #[test]
-fn a_forked_child_is_a_client_of_its_own() {
+fn forked_child_is_a_separate_client() {
     let client = Client::of(ONE_A100);
     let device = client.gpu(0);
     let own = std::process::id();

@@ -26,7 +26,7 @@ fn exported_symbols_are_those_of_driver_550_and_gpush_sim() {
 }
 
 #[test]
-fn soname_is_the_drivers_and_the_library_is_never_unloaded() {
+fn soname_is_the_drivers_and_library_stays_loaded() {
     let Ok(output) = Command::new("readelf").arg("-d").arg(client::library()).output() else {
         println!("SKIPPED readelf: not installed; mend with `apt-get install binutils`");
         return;
@@ -63,7 +63,7 @@ fn exported(elf: &[u8]) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_function_answers_a_call_of_zeros() {
+fn every_function_accepts_zero_arguments() {
     // Some take pointers, some numbers, none needs more than eight: zeros mean NULL, an empty buffer, GPU 0, or
     // an invalid handle.
     type Zeros = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize) -> u32;

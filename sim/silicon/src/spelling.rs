@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_names_come_first_and_far_ones_not_at_all() {
+    fn similar_names_come_first_and_others_are_left_out() {
         let known = ["dgx-a100", "dgx-h100", "a30x4", "mixed"];
         assert_eq!(nearest("dgx-a10", known), ["dgx-a100", "dgx-h100"]);
         assert_eq!(nearest("a100", known), ["dgx-a100"]);

@@ -150,7 +150,7 @@ fn random_calls_keep_every_model_sound() {
 }
 
 #[test]
-fn a_stale_handle_is_never_mistaken_for_what_took_its_place() {
+fn stale_handle_never_matches_the_replacement() {
     let mut tried = 0;
     for key in KEYS {
         let mut machine = Machine::of_model(key).unwrap();

@@ -80,7 +80,7 @@ fn change(host: &Host, dice: &mut Dice) {
 }
 
 #[test]
-fn two_thousand_kills_leave_a_valid_state_each_time() {
+fn state_stays_valid_after_two_thousand_kills() {
     const KILLS: u32 = 2000;
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "a100-80", 4);
@@ -126,7 +126,7 @@ fn two_thousand_kills_leave_a_valid_state_each_time() {
 }
 
 #[test]
-fn no_update_of_concurrent_processes_and_threads_is_lost() {
+fn concurrent_updates_are_not_lost() {
     const EACH: u64 = 250;
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "a30-24", 1);
@@ -151,7 +151,7 @@ fn no_update_of_concurrent_processes_and_threads_is_lost() {
 }
 
 #[test]
-fn a_fork_while_the_lock_is_held_does_not_hang_the_child() {
+fn fork_during_a_held_lock_does_not_hang_the_child() {
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "a30-24", 1);
     for _ in 0..50 {
@@ -170,7 +170,7 @@ fn a_fork_while_the_lock_is_held_does_not_hang_the_child() {
 }
 
 #[test]
-fn a_process_on_a_gpu_is_seen_until_it_is_gone() {
+fn process_on_gpu_is_listed_until_it_ends() {
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "l4", 1);
     let pid = child(|| {
@@ -220,7 +220,7 @@ fn kill_rules_kill_before_or_after_the_call_takes_effect() {
 }
 
 #[test]
-fn events_wake_those_who_wait() {
+fn events_wake_waiting_listeners() {
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "a30-24", 1);
     let cursor = host.read().unwrap().events().cursor();
@@ -237,7 +237,7 @@ fn events_wake_those_who_wait() {
 }
 
 #[test]
-fn a_trace_has_whole_lines_of_those_who_call() {
+fn trace_has_whole_lines_of_all_callers() {
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "a30-24", 1);
     host.trace("nvmlDeviceCreateGpuInstance", Some(0), "14", Return::Success);

@@ -70,7 +70,7 @@ fn other_seven_slice_parts_have_the_states_of_an_a100() {
 }
 
 #[test]
-fn the_driver_decides_how_much_memory_a_profile_has() {
+fn profile_memory_depends_on_the_driver() {
     use silicon::description::{Description, DriverVersion};
     let memory = |driver| {
         let machine = Machine::new(&Description::of_model("a100-40", driver)).unwrap();
@@ -82,7 +82,7 @@ fn the_driver_decides_how_much_memory_a_profile_has() {
 }
 
 #[test]
-fn the_driver_decides_which_profiles_there_are() {
+fn profiles_depend_on_the_driver() {
     use silicon::description::{Description, DriverVersion};
     let names = |driver| -> Vec<String> {
         let machine = Machine::new(&Description::of_model("a100-40", driver)).unwrap();

@@ -105,7 +105,7 @@ fn recorded_transcripts_are_reproduced() {
 }
 
 #[test]
-fn the_exception_is_how_the_driver_places_2g() {
+fn exception_matches_the_placement_of_2g() {
     let mut machine = machine("gh200-96", Chip::Slot7Missing);
     let id = profile_id(&machine, "2g");
     let chosen: Vec<u32> = (0..3).map(|_| machine.create_gpu_instance(0, id, None).unwrap().id).collect();
@@ -113,7 +113,7 @@ fn the_exception_is_how_the_driver_places_2g() {
 }
 
 #[test]
-fn an_h100_nvl_lacks_slot_3_as_observed() {
+fn h100_nvl_lacks_slot_3_as_observed() {
     // Observed: profiles 9, 15, 19 in order give ids 1, 5, 13.
     let mut machine = machine("h100-nvl-94", Chip::Slot3Missing);
     let ids: Vec<u32> = [9, 15, 19].map(|id| machine.create_gpu_instance(0, id, None).unwrap().id).to_vec();

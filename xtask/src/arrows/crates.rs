@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arrows_of_this_workspace_hold() {
+    fn arrows_of_this_workspace_hold() {
         println!("{}", check().unwrap());
     }
 
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn each_broken_arrow_is_named() {
+    fn every_broken_arrow_is_named() {
         let (graph, members) = sound();
         assert_eq!(violations(&graph, &members), Vec::<String>::new());
 
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forbidden_crate_is_found_however_deep() {
+    fn indirect_forbidden_crate_is_found() {
         let wrong = broken("gpush-core", "innocent", &["tokio-util"]);
         assert_eq!(
             wrong,
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_crate_must_be_placed() {
+    fn new_crate_must_be_listed() {
         let (mut graph, mut members) = sound();
         graph.insert("gpush-new".into(), BTreeSet::new());
         members.insert("gpush-new".into());

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_planted_cycle_is_an_error() {
+    fn cycle_of_modules_is_an_error() {
         assert_eq!(wrong(&SOUND), Vec::<String>::new());
         let planted = [SOUND[0], SOUND[1], ("state", "http")];
         assert_eq!(
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_the_table_does_not_list_is_an_error() {
+    fn arrow_missing_in_the_table_is_an_error() {
         let arrows = [SOUND[0], SOUND[1], ("main", "state")];
         assert_eq!(wrong(&arrows).len(), 1);
         let table = updated(&crate_with(&arrows), Table::find(TABLE).unwrap());
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unused_entry_and_a_missing_module_are_errors() {
+    fn unused_entry_and_missing_module_are_errors() {
         assert!(wrong(&SOUND[..1])[0].contains("lists `state`, but does not use it"));
         let mut source = crate_with(&SOUND);
         source.modules.insert("new".to_owned());

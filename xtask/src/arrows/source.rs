@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_uses_modules_by_their_bare_names() {
+    fn root_uses_modules_by_bare_names() {
         let main =
             "mod a;\nmod b;\nuse std::fmt;\nfn main() { a::run(std::env::args()); }\npub(crate) const LIMIT: u8 = 1;\n";
         let a = "use crate::LIMIT;\nmod b { pub fn x() {} }\nfn y() { b::x() }\n";

@@ -100,7 +100,7 @@ mod tests {
                         | low | `b` | |\n\nAfter.\n";
 
     #[test]
-    fn a_table_is_found_and_written_back_unchanged() {
+    fn table_is_found_and_written_back_unchanged() {
         let table = Table::find(TEXT).unwrap();
         assert_eq!(table.rows.len(), 3);
         assert_eq!(table.rank("b"), Some(2));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_row_is_written() {
+    fn changed_table_row_is_written() {
         let mut table = Table::find(TEXT).unwrap();
         table.rows[1].uses.clear();
         assert_eq!(table.replace_in(TEXT).unwrap(), TEXT.replace("| | `a` | `b` |", "| | `a` | |"));

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_preset_has_a_tour_in_the_names_of_its_first_part() {
+    fn every_preset_has_a_tour_with_its_profiles() {
         for preset in PRESETS {
             let tour = Tour::of(preset.name).unwrap();
             let model = gpush_geometry::model(preset.gpus[0].0).unwrap();

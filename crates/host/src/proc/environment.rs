@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_environment_says_whether_a_variable_is_set() {
+    fn complete_environment_shows_whether_a_variable_is_set() {
         assert_eq!(of(b"HOME=/\0SHARE=s12\0"), set(b"s12"));
         assert_eq!(of(b"HOME=/\0PATH=/bin\0"), Environment::Unset);
         assert_eq!(of(b"XSHARE=1\0SHARED=2\0"), Environment::Unset);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn overwritten_environment_says_nothing() {
+    fn overwritten_environment_is_unknown() {
         for damaged in [&b"\0\0\0\0"[..], b"worker 3\0\0PATH=/bin\0", b"HOME=/\0PATH=/b", b"", b"\0", b"=x\0"] {
             assert_eq!(of(damaged), Environment::Unknown, "{damaged:?}");
         }

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_servers_fault_is_told_with_its_pid() {
+    fn server_fault_is_reported_with_its_pid() {
         let servers = vec![(1, Some(MpsServerState::Active)), (7, Some(MpsServerState::Fault))];
         assert!(Health { servers, ..Health::default() }.fault().unwrap().starts_with("server 7 met"));
     }

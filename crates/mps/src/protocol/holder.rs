@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_at_a_door_is_found_accepted_or_not_unless_he_is_known() {
+    fn connected_processes_are_found_unless_known() {
         let dir = tempfile::tempdir().unwrap();
         let me = Pid::try_from(std::process::id()).unwrap();
         // The line to the kernel is a socket of this daemon too.
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_there_is_an_error() {
+    fn missing_process_is_an_error() {
         assert!(holders(Pid::MAX, Path::new("/nowhere")).is_err());
         assert!(guests(Pid::MAX, Path::new("/nowhere"), &[]).is_err());
         assert_eq!(parent(Pid::MAX), None);

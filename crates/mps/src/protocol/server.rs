@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_as_recorded() {
+    fn recorded_client_table_is_parsed() {
         let head = "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        ";
         let row = "28286     0         28342          GPU-00000000-0000-0000    4026531836     /usr/bin/python3";
         let read = table(&format!("{head}\n{row}")).unwrap();

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_its_length_with_the_nul_and_its_line() {
+    fn command_frame_has_length_with_nul() {
         let (length, body) = command("get_server_list").unwrap();
         assert_eq!((length, body.as_slice()), (17_u64.to_le_bytes(), b"get_server_list\n\0".as_slice()));
         for bad in ["", "a\nb", "a\0", "ä", &"x".repeat(LONGEST_COMMAND + 1)] {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_as_recorded() {
+    fn recorded_frames_are_parsed() {
         assert_eq!(frame(b"\0\0\0\x0033.4"), Some(Frame::Text("33.4".to_owned())));
         assert_eq!(frame(b"\0\0\0\0"), Some(Frame::Text(String::new())));
         assert_eq!(frame(b"\x01\0\0\0\0\0\0\0"), Some(Frame::Status(0)));
@@ -93,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn frame_parser_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = frame(&bytes);
         }
     }

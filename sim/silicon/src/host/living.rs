@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_known_by_its_start_time() {
+    fn process_is_identified_by_start_time() {
         let own = Pid::own();
         assert!(own.is_alive());
         assert!(!Pid { start: own.start + 1, ..own }.is_alive());
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_watched_is_missed_at_once_also_before_its_parent_knows() {
+    fn watched_process_is_gone_before_it_is_reaped() {
         let living = Living::default();
         let mut children: Vec<_> =
             (0..3).map(|_| std::process::Command::new("sleep").arg("60").spawn().unwrap()).collect();

@@ -9,7 +9,7 @@ use super::{Host, HostError};
 pub const PROC: &str = "proc";
 
 impl Host {
-    /// Shows that a process has a GPU's device node open; its other files link to the real `/proc`. When the
+    /// Shows that a process has a GPU's device node open; `cmdline` and others link to the real `/proc`. When the
     /// process ends, its links lead nowhere.
     ///
     /// # Errors

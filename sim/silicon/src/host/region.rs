@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_torn_write_leaves_the_published_state() {
+    fn torn_write_keeps_the_published_state() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         Region::create(&path, 8192, 7, b"first").unwrap();
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_refused() {
+    fn foreign_state_files_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         Region::create(&path, 8192, 7, b"x").unwrap();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_too_large_is_refused_and_changes_nothing() {
+    fn oversized_state_is_refused_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         Region::create(&path, 4096, 7, b"x").unwrap();

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_read_back_and_strangers_do_not() {
+    fn handles_unpack_and_other_bits_do_not() {
         let mut tried = 0;
         for gpu in [0, 7, 63] {
             for id in 0..15 {

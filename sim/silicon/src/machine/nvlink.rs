@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wiring_leads_where_it_says_and_back() {
+    fn each_wiring_is_symmetric() {
         let bridged = machine("a30-24", 3, Some(Wiring::Pairs), true);
         assert_eq!((ends(&bridged, 0), ends(&bridged, 1)), (vec![End::Gpu(1)], vec![End::Gpu(0)]));
         assert_eq!(ends(&bridged, 2), [], "the odd one out");
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_fabric_manager_all_on_a_switch_are_reset_together() {
+    fn switched_gpus_reset_together_without_fabric_manager() {
         assert_eq!(machine("a100-80", 3, None, true).reset_with(1).unwrap(), [0; 0]);
         assert_eq!(machine("a100-80", 3, None, false).reset_with(1).unwrap(), [0, 2]);
         assert_eq!(machine("a100-80", 4, Some(Wiring::Mesh), false).reset_with(1).unwrap(), [0; 0]);
