@@ -141,5 +141,5 @@ async fn request_that_came_before_the_operation_goes_first() {
     room.mark_unchanged();
     drop(timeout(SOON, request).await.unwrap().unwrap());
     assert_eq!(place.ahead(), None);
-    assert!(room.has_changed().unwrap(), "the operation is told");
+    assert!(room.has_changed().unwrap(), "the operation is notified");
 }

@@ -1,13 +1,13 @@
 //! Explanations of failed connections, with the command that fixes each.
 //!
 //! ```text
-//! stat and connect say      it means                              way out
+//! stat and connect          meaning                               remedy
 //! nothing there             not installed, or not started         systemctl start gpushd
 //! EACCES on the socket      caller is in neither of its groups    usermod -aG GROUP USER, log in again
-//! EACCES on a directory     the same, one level up                the same
+//! EACCES on a directory     the same for a parent directory       the same
 //! ECONNREFUSED              stale socket, the agent is gone       systemctl start gpushd
 //! not a socket              wrong path                            --socket
-//! EAGAIN                    its backlog is full                   try again
+//! EAGAIN                    the backlog is full                   try again
 //! ```
 //!
 //! [`gather`] collects the facts, [`explain`] is pure: so a test can check each sentence without another user,

@@ -1,4 +1,4 @@
-//! A client: it connects to a server as libcuda does, and then idles until it is told to end.
+//! A client: it connects to a server as libcuda does, and then idles until it is asked to end.
 //!
 //! It prints one line for its outcome, and later events as they happen:
 //!

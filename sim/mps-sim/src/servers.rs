@@ -70,7 +70,7 @@ pub(crate) struct Defaults {
 pub(crate) struct Server {
     pub(crate) uid: u32,
     child: Child,
-    /// Set once it is ready, until it is told to end.
+    /// Set once it is ready, until it is asked to end.
     socket: Option<Socket>,
     was_ready: bool,
     pub(crate) failed: bool,
@@ -96,7 +96,7 @@ impl Server {
         }
     }
 
-    /// Tells it to end after its clients.
+    /// Asks it to end after its clients.
     fn leave(&mut self) {
         if let Some(socket) = self.socket.take() {
             // It may already be dead, which the next check will notice.
@@ -236,7 +236,7 @@ impl Servers {
         }
     }
 
-    /// Tells the server to end after its clients, or at once if forced.
+    /// Asks the server to end after its clients, or at once if forced.
     pub(crate) fn shutdown(&mut self, force: bool) {
         if let Some(now) = &mut self.now {
             now.leave();
@@ -353,7 +353,7 @@ fn hand_over(server: &Socket, client: &Socket) -> io::Result<()> {
     drop(one);
     client.send_socket(&other)?;
     drop(other);
-    // A client that says nothing now holds up everybody, as with the real one.
+    // A client that sends nothing now blocks the daemon, as with the real one.
     client.receive().map(|_| ())
 }
 

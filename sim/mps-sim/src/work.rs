@@ -5,8 +5,8 @@
 //!
 //! | | with MPS | without |
 //! |---|---|---|
-//! | large kernels | in proportion to the percentage | in turns: a part for each process there |
-//! | small kernels | each as if it were alone: they fit beside each other | in turns |
+//! | large kernels | in proportion to the percentage | time-sliced: an equal part for each process |
+//! | small kernels | each at full speed: they fit together | time-sliced |
 //!
 //! Allocations beyond its memory limit fail as out of memory. The device has [`MULTIPROCESSORS`], and a client
 //! sees its percentage of them.

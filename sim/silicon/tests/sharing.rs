@@ -102,7 +102,7 @@ fn persistence_mode_keeps_settings_after_last_client() {
         }
         set(&mut machine);
         assert!(!machine.reap(|_| true));
-        assert_eq!(settings(&machine), (EXCLUSIVE_PROCESS, Timeslice::Long), "somebody is there, case {number}");
+        assert_eq!(settings(&machine), (EXCLUSIVE_PROCESS, Timeslice::Long), "a client is left, case {number}");
         leave(&mut machine);
         assert_eq!(settings(&machine), FORGOTTEN, "case {number}");
     }

@@ -51,7 +51,7 @@ fn old_failures_do_not_count() {
 fn hung_daemon_restarts_only_after_its_clients_end() {
     let mut one = ready();
     assert_eq!(one.step(&Event::Clients(Some(2)), at(1)), []);
-    assert_eq!(one.step(&Event::Silent, at(2)), [], "one silence may be somebody at a prompt");
+    assert_eq!(one.step(&Event::Silent, at(2)), [], "one silence may come from an open front-end");
     assert_eq!(one.step(&Event::Silent, at(3)), [Effect::TellHung]);
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(4)), [], "it was only slow");
     one.step(&Event::Silent, at(5));
@@ -83,7 +83,7 @@ fn undesired_daemon_is_drained_then_quit_then_killed() {
     assert_eq!(one.step(&Event::Wanted(false), at(2)), []);
     assert_eq!(one.step(&Event::Wanted(true), at(3)), [], "wanted again before it left");
     one.step(&Event::Wanted(false), at(4));
-    assert_eq!((one.step(&Event::Tick, at(99_999)), one.due()), (vec![], None), "nobody set its clients a time");
+    assert_eq!((one.step(&Event::Tick, at(99_999)), one.due()), (vec![], None), "its clients have no deadline");
     assert_eq!(one.step(&Event::Leave(Some(at(300))), at(4)), []);
     assert_eq!(one.step(&Event::Tick, at(303)), []);
     assert_eq!(one.step(&Event::Tick, at(304)), [Effect::Quit]);
@@ -99,7 +99,7 @@ fn last_drain_deadline_counts() {
         [(Some(at(8)), Some(at(10))), (Some(at(2)), Some(at(4))), (None, None), (Some(at(9)), Some(at(11)))]
     {
         assert_eq!((one.step(&Event::Leave(within), at(2)), one.due()), (vec![], due), "{within:?}");
-        assert_eq!((one.step(&Event::Wanted(false), at(3)), one.due()), (vec![], due), "nobody said another time");
+        assert_eq!((one.step(&Event::Wanted(false), at(3)), one.due()), (vec![], due), "the deadline is unchanged");
     }
     one.step(&Event::Leave(None), at(4));
     assert_eq!(one.step(&Event::Tick, at(99_999)), []);
@@ -122,7 +122,7 @@ fn found_daemon_is_adopted_and_no_other_started() {
     assert_eq!(silent.step(&Event::Wanted(false), at(0)), []);
     assert_eq!(silent.step(&Event::Clients(Some(0)), at(0)), [Effect::Quit]);
     assert_eq!(other.step(&Event::Clients(Some(0)), at(0)), []);
-    assert_eq!((other.step(&Event::Answers { pid: PID }, at(0)), other.admits()), (vec![], false), "nobody has said");
+    assert_eq!((other.step(&Event::Answers { pid: PID }, at(0)), other.admits()), (vec![], false), "its desired state is unknown");
     assert_eq!(other.step(&Event::Wanted(false), at(0)), [Effect::Quit]);
 }
 

@@ -1,6 +1,6 @@
 //! Environment of a process, from `/proc/PID/environ`.
 //!
-//! The owner of a process decides what this file says and how long it is. Nothing may be granted by it.
+//! The owner of a process controls the content and the length of this file, so no permission may depend on it.
 
 use std::io::Read;
 
@@ -13,7 +13,7 @@ const MOST: u64 = 8 << 20;
 /// Longest variable that is kept, bytes.
 const LONGEST: usize = 4096;
 
-/// What an environment says of one variable.
+/// The value of one variable in an environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Environment {
     /// The variable has this value.

@@ -177,7 +177,7 @@ impl Health {
     /// Returns findings from the log and from the connected processes.
     pub(super) fn findings(&self) -> Vec<String> {
         let lost = self.lost_server.map(|(at, server, clients)| describe_lost_server(at, server, clients));
-        // One of them is enough: it may be the same that both tell of.
+        // One of them is enough: both may report the same server.
         let death = self.log.death().filter(|_| self.fault().is_none() && lost.is_none());
         let unknown = (self.clients_unknown && self.has_busy_server()).then(|| {
             "a server of it starts or ends and is not asked, and the driver does not tell of its clients: who they are is \

@@ -3,11 +3,11 @@
 //!
 //! ```text
 //! daemon ► OUTBHELL\0                       its pid and uid come with it (SO_PASSCRED)
-//!   us   ► OUTBCRED\0 + our credentials     (SCM_CREDENTIALS)
-//!   us   ► u32 4                            what we are: a user interface
-//!   us   ► u64 length, then `command\n\0`   the length counts the NUL
+//! gpushd ► OUTBCRED\0 + its credentials     (SCM_CREDENTIALS)
+//! gpushd ► u32 4                            its kind: a user interface
+//! gpushd ► u64 length, then `command\n\0`   the length counts the NUL
 //! daemon ► u32 0, text                      none, one, or several; none for an empty answer
-//!   us   ► u64 0                            that was all
+//! gpushd ► u64 0                            no more commands
 //! daemon ► u32 1, i32 status                then it closes
 //! ```
 //!
@@ -22,7 +22,7 @@ pub const CREDENTIALS: &[u8] = b"OUTBCRED\0";
 /// Identifies gpushd as a user interface.
 pub const USER_INTERFACE: [u8; 4] = 4_u32.to_le_bytes();
 
-/// Says that no more commands follow.
+/// Announces that no more commands follow.
 pub const NO_MORE: [u8; 8] = 0_u64.to_le_bytes();
 
 /// Largest frame that is read. A reply has frames of a few lines.

@@ -9,13 +9,13 @@
 //! +-------------------------------------+
 //! ```
 //!
-//! Known of the real one: the table's head, the widths of its columns and all messages, from the
-//! texts in nvidia-smi 535.309.01; that a GPU is named by its index alone; exit code 3 with both
-//! `Failed to set` lines where a GPU has no levels (kubernetes-sigs/dra-driver-nvidia-gpu issue 41);
-//! help without a command (NVIDIA/k8s-device-plugin issue 354). Not known, and guessed here: where
-//! in its column a value stands, that the table of the others is printed although one GPU has
-//! none, and that failures too go to standard output. Levels are taken by number alone, since the
-//! real one's help lists no other way: a stand-in that takes more would hide a mistake.
+//! Known about the real program: the table's head, the widths of its columns and all messages, from the texts
+//! in nvidia-smi 535.309.01; that the table names a GPU by its index alone; exit code 3 with both `Failed to
+//! set` lines for a GPU without levels (kubernetes-sigs/dra-driver-nvidia-gpu issue 41); help without a command
+//! (NVIDIA/k8s-device-plugin issue 354). Guessed here: the position of a value in its column; that the table of
+//! the other GPUs is printed although one GPU has no levels; and that failures also go to standard output.
+//! Levels are accepted as numbers only, because the real program's help lists no other form, and accepting more
+//! would hide a mistake.
 
 use std::process::ExitCode;
 

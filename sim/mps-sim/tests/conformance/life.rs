@@ -107,7 +107,7 @@ pub(crate) async fn its_directory_may_be_deleted_under_it(setup: Setup) {
     let beside = Control::of(&daemon.setup.pipe);
     let found = until("a second answers", async || beside.daemon(LONG).await.ok()).await;
     assert_eq!(found.pid.cast_unsigned(), second.id());
-    assert!(daemon.child.try_wait().unwrap().is_none(), "the first lives on, and nobody reaches it");
+    assert!(daemon.child.try_wait().unwrap().is_none(), "the first continues, and is unreachable");
     second.kill().unwrap();
     second.wait().unwrap();
 }

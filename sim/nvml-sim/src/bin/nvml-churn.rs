@@ -1,11 +1,10 @@
 //! Kills clients of the simulated driver at random moments, and checks the host.
 //!
-//! `nvml-churn --kills N --seed S` on the host of `$NVML_SIM_STATE`: sets a few clients to work,
-//! each of which creates and destroys instances as fast as it can, and ends each by SIGKILL at a
-//! random moment within 2 ms. After each kill the state must be readable, obey the hardware's
-//! rules, and be changeable: no lock is left held, no half-written state is seen.
-//! Most clients are forked from this process, which has loaded the library; every twentieth is a
-//! program of its own. Prints what it did, and fails at the first thing that is wrong.
+//! `nvml-churn --kills N --seed S` on the host of `$NVML_SIM_STATE` starts a few clients, each of which creates
+//! and destroys instances continuously, and kills each with SIGKILL at a random moment within 2 ms. After each
+//! kill the state must be readable and changeable and obey the hardware's rules: no lock stays held, and no
+//! partial state is visible. Most clients are forked from this process, which has loaded the library; every
+//! twentieth is a separate program. It prints its counts, and fails at the first error.
 
 #![allow(unsafe_code)] // calls C functions of the library, forks, kills and reaps
 

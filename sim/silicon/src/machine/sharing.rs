@@ -3,17 +3,16 @@
 //! ```text
 //!              set                                             reset, reboot, MIG mode on,
 //!  DEFAULT ──────────▶ as set, for contexts that are made later ──────────────────────────▶ DEFAULT
-//!                                                              nobody left, persistence off
+//!                                                              no client, persistence off
 //! ```
 //!
-//! How long a setting lasts: NVIDIA's "Driver Persistence, Data Persistence" counts compute mode
-//! among what lasts while a GPU is initialised, so that it goes with the last client; nvidia-smi's
-//! manual says that it does not survive a reboot. The open kernel modules are milder: they note
-//! compute mode in the driver's registry "so that it persists even after the last client
-//! disconnects" (`subdeviceCtrlCmdGpuSetComputeModeRules`), and the level in a database by UUID
-//! (`gpudbSetGpuComputePolicyConfig`), both for as long as the module is loaded. Not seen on
-//! hardware: here settings last as short as any of these says, since who copes with that copes
-//! with the rest.
+//! Sources differ about the lifetime of the settings. NVIDIA's "Driver Persistence, Data Persistence" says that
+//! compute mode lasts while a GPU is initialised, so it ends with the last client; nvidia-smi's manual says
+//! that it does not survive a reboot. The open kernel modules store compute mode in the driver's registry "so
+//! that it persists even after the last client disconnects" (`subdeviceCtrlCmdGpuSetComputeModeRules`), and the
+//! level in a database by UUID (`gpudbSetGpuComputePolicyConfig`), both until the module is unloaded. This was
+//! not verified on hardware. The simulator uses the shortest of these lifetimes: a program that handles it also
+//! handles the others.
 
 use serde::{Deserialize, Serialize};
 
