@@ -122,7 +122,11 @@ fn found_daemon_is_adopted_and_no_other_started() {
     assert_eq!(silent.step(&Event::Wanted(false), at(0)), []);
     assert_eq!(silent.step(&Event::Clients(Some(0)), at(0)), [Effect::Quit]);
     assert_eq!(other.step(&Event::Clients(Some(0)), at(0)), []);
-    assert_eq!((other.step(&Event::Answers { pid: PID }, at(0)), other.admits()), (vec![], false), "its desired state is unknown");
+    assert_eq!(
+        (other.step(&Event::Answers { pid: PID }, at(0)), other.admits()),
+        (vec![], false),
+        "its desired state is unknown"
+    );
     assert_eq!(other.step(&Event::Wanted(false), at(0)), [Effect::Quit]);
 }
 

@@ -255,8 +255,9 @@ fn failed_daemon_start_reports_cause() {
     machine.write(&format!("/etc/systemd/system/{unit}.d/none.conf"), "[Service]\nReadOnlyPaths=/var/log\n");
     machine.sh("systemctl daemon-reload");
     machine.kill(machine.main_pid(&unit));
-    machine
-        .await_that("it is reported", |machine| reasons(machine, &target).contains("ended with status 1: `journalctl -u"));
+    machine.await_that("it is reported", |machine| {
+        reasons(machine, &target).contains("ended with status 1: `journalctl -u")
+    });
     println!("{}", reasons(&machine, &target));
     let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "be run: Read-only file system");
     machine.write(
