@@ -280,7 +280,7 @@ fn is_trouble(note: &Note) -> bool {
     }
 }
 
-/// Returns notes from opening as causes of degraded health. A loss is reported through the held GPUs.
+/// Returns the store's notes as causes of degraded health. A loss is reported through the held GPUs.
 pub(crate) fn health(notes: &[Note]) -> impl Iterator<Item = ApiError> {
     notes.iter().filter_map(|note| {
         let code = match note {

@@ -1,7 +1,7 @@
 //! The command line and the environment, with the defaults for root and for other users.
 
 use std::{
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     sync::LazyLock,
 };
 
@@ -225,7 +225,8 @@ impl Paths {
                 .join("config.toml"),
         };
         let state_dir = match &arguments.state_dir {
-            Some(path) => path.clone(),
+            // One directory has one name, and so one marker and one rule of trust.
+            Some(path) => canonical(path),
             None if here.root => SYSTEM_STATE.into(),
             None => below_home(&here.state_home, ".local/state", "the state directory", "HOME", "--state-dir DIR")?,
         };
@@ -260,6 +261,20 @@ impl Paths {
             trust,
         })
     }
+}
+
+/// Returns a path without symbolic links and `..`, as far as it exists.
+fn canonical(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    for existing in path.ancestors() {
+        if let Ok(real) = std::fs::canonicalize(existing)
+            && let Ok(rest) = path.strip_prefix(existing)
+            && rest.components().all(|component| matches!(component, Component::Normal(_)))
+        {
+            return if rest.as_os_str().is_empty() { real } else { real.join(rest) };
+        }
+    }
+    path
 }
 
 /// Returns the marker of the database in `state_dir`. Its name differs between state directories, because
@@ -312,6 +327,20 @@ mod tests {
         let marker = |state: &str| Paths::resolve(&arguments(&["--state-dir", state]), &here).unwrap().store_marker;
         assert_eq!(marker("/a"), marker("/a"));
         assert_ne!(marker("/a"), marker("/b"));
+    }
+
+    #[test]
+    fn state_directory_has_one_name_however_it_is_written() {
+        let scratch = tempfile::tempdir().unwrap();
+        let real = std::fs::canonicalize(scratch.path()).unwrap();
+        std::fs::create_dir(real.join("state")).unwrap();
+        std::os::unix::fs::symlink("state", real.join("link")).unwrap();
+        for (written, expected) in [("state", "state"), ("link", "state"), ("state/../link", "state"), ("link/new", "state/new")] {
+            assert_eq!(canonical(&real.join(written)), real.join(expected), "{written}");
+        }
+        let here = Surroundings { root: true, ..Surroundings::default() };
+        let system = Paths::resolve(&arguments(&["--state-dir", "/var/lib/../lib/gpush"]), &here).unwrap();
+        assert_eq!(system.trust, Trust::Required);
     }
 
     #[test]

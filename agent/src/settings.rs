@@ -148,7 +148,7 @@ impl Settings {
 
     /// Stores why a reload was refused, and returns the error.
     pub(crate) fn refuse(&self, mut error: ApiError) -> ApiError {
-        error = error.outcome("the config read before stays in force");
+        error = error.outcome("the previous config stays in effect");
         let mut state = self.0.state.write().unwrap_or_else(PoisonError::into_inner);
         state.trouble = Some(error.clone());
         error
@@ -182,9 +182,13 @@ impl Settings {
 }
 
 fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), ConfigTrouble> {
+    use std::os::unix::fs::OpenOptionsExt;
+
     use io::Read;
     let unreadable = |source| ConfigTrouble::Unreadable { path: path.to_owned(), source };
-    let file = match std::fs::File::open(path) {
+    // The open of a pipe without a writer would wait.
+    let opened = std::fs::File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
+    let file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if must_exist {
@@ -197,6 +201,9 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), C
     if trust == Trust::Required {
         let own = nix::unistd::geteuid().as_raw();
         trust::check_file(path, own).map_err(|why| ConfigTrouble::Untrusted { path: path.to_owned(), why })?;
+    }
+    if !file.metadata().map_err(unreadable)?.is_file() {
+        return Err(unreadable(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
     }
     let mut bytes = Vec::new();
     // One byte more than permitted: the parser reports that it is too large.
@@ -219,6 +226,17 @@ mod tests {
         let error = Settings::load(&path, true, Trust::Logged).unwrap_err();
         assert!(error.to_string().contains("copy config.example.toml there"), "{error}");
         assert!(error.to_api().message.contains("there is no config file"), "{error}");
+    }
+
+    #[test]
+    fn pipe_and_directory_are_refused_as_config_at_once() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("config.toml");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        for path in [path.as_path(), scratch.path()] {
+            let error = Settings::load(path, true, Trust::Logged).unwrap_err();
+            assert_eq!(error.to_api().causes, ["it is not a regular file"], "{error}");
+        }
     }
 
     #[test]

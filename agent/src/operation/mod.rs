@@ -338,7 +338,7 @@ impl Operations {
             object: audit.object.clone(),
             by: Some(by.clone()),
             reason: None,
-            uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
+            gpu_uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
         };
         let author = by.clone();
         // Recorded before the answer: a next agent will also roll it back.
@@ -348,7 +348,7 @@ impl Operations {
             }
             tx.audit(audit.clone())?;
             // This records its end only if it has not begun.
-            tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing of it was done"))
+            tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing was changed"))
         });
         let stage = recorded.await?.stage;
         self.0.events.publish(Happening::Change(change));

@@ -36,7 +36,7 @@ pub struct NewAudit {
     pub object: String,
     /// The outcome: `accepted`, `done`, `refused`.
     pub result: String,
-    /// Other data. A list `gpus`, whose objects each have a `gpu`, names the GPUs of an operation: a search for
+    /// Other data. A list `gpus`, whose objects each have a `gpu_uuid`, names the GPUs of an operation: a search for
     /// one of them finds all records of the operation.
     pub detail: Value,
 }
@@ -115,7 +115,7 @@ impl View<'_> {
         let concerned = format!(
             "SELECT told.object FROM audit AS told, \
              json_each(iif(json_valid(told.detail), told.detail, '{{}}'), '$.gpus') AS gpu \
-             WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu', NULL) IN {wanted}"
+             WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu_uuid', NULL) IN {wanted}"
         );
         // The object of a share's record is the share's id; its target is in the detail.
         let detail = "iif(json_valid(audit.detail), audit.detail, '{}')";

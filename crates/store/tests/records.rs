@@ -315,7 +315,7 @@ fn history_is_bounded_and_wrong_clock_keeps_trail() {
     assert_eq!(last.iter().map(|one| one.object.as_str()).collect::<Vec<_>>(), ["ahead", "back"]);
     let about = AuditQuery { objects: vec!["69".to_owned()], ..AuditQuery::default() };
     assert_eq!(store.read(move |view| view.audit(&about)).wait().unwrap().len(), 1);
-    let gpus = serde_json::json!({ "gpus": [{ "gpu": "GPU-a" }, { "gpu": "GPU-b" }, 7] });
+    let gpus = serde_json::json!({ "gpus": [{ "gpu_uuid": "GPU-a" }, { "gpu_uuid": "GPU-b" }, 7] });
     let by_gpu = move |tx: &mut gpush_store::Tx<'_>| {
         tx.audit(gpush_store::NewAudit { detail: gpus.clone(), ..audit("x", "op-1") })?;
         tx.audit(audit("y", "op-1"))?;

@@ -64,7 +64,7 @@ struct Settings {
 
 impl Settings {
     fn of(reading: &Reading) -> Self {
-        let mig = reading.mig.as_ref().map(|mig| (mig.enabled, mig.pending));
+        let mig = reading.mig.as_ref().map(|mig| (mig.enabled, mig.pending_mode()));
         Self { compute_mode: reading.compute_mode, mig }
     }
 }
@@ -116,7 +116,7 @@ impl Ground {
     /// Reads the GPU again and compares its settings with those from before.
     ///
     /// # Errors
-    /// The settings now, and those from before.
+    /// If a setting differs; the text has both values.
     pub fn unchanged(&self) -> Result<(), String> {
         let (_, _, reading) = match read() {
             Ok(read) => read,

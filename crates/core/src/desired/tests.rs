@@ -241,7 +241,7 @@ fn mig_mode_that_is_off() {
     let off = |preset: &str, change: &dyn Fn(&mut Gpu)| {
         let mut gpu = preset::gpus(preset).unwrap().remove(0);
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
         change(&mut gpu);
         let layout = if preset == "rtx-pro-6000x2" { "4g.96gb" } else { "1g.10gb*7" };
         let layout = if preset == "dgx-b200" { "7g.180gb" } else { layout };
@@ -264,9 +264,9 @@ fn mig_mode_that_is_off() {
             && plan.error.is_none()
     );
     // The mode is already pending: the same steps are left.
-    let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
+    let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
     assert!(plan.mig_mode() == Some(true) && plan.reset().is_some() && plan.error.is_none());
-    let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
+    let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
     assert!(
         plan.mig_mode() == Some(true) && plan.reset().is_some(),
         "a mode that hangs in the air takes a reset everywhere"
@@ -282,7 +282,7 @@ fn mig_mode_that_is_off() {
     let plan = one(&Config::default(), &[gpu.clone()], &request(&["0"], entries("7g.80gb*2")));
     assert!(matches!(plan.refusal, Some(Refusal::TooMany { .. })), "{:?}", plan.refusal);
     // A GPU with MIG off and no desired instances needs nothing.
-    gpu.mig.as_mut().unwrap().pending = false;
+    gpu.mig.as_mut().unwrap().set_mode(false, false);
     let plan = one(&Config::default(), &[gpu], &request(&["0"], LayoutSource::Named("none".to_owned())));
     assert!(plan.refusal.is_none() && plan.is_empty());
 }
@@ -307,7 +307,7 @@ fn mig_off_follows_instances_and_resets_ampere_only() {
     // Pending on, but still off: reverted without a reset.
     let pending = |gpu: &mut Gpu, enabled, pending| {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (enabled, pending);
+        mig.set_mode(enabled, pending);
     };
     pending(&mut gpus[0], false, true);
     let plan = whole(&gpus, "").unwrap();
@@ -332,7 +332,7 @@ fn gpus_reset_together_must_be_free_or_change_too() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     for gpu in &mut gpus {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
     }
     let config = Config::parse("[mode_change]\nreset_together = [\"0-1\", \"2-7\"]\n", "test").unwrap();
     let plan =

@@ -19,7 +19,7 @@ fn config(text: &str) -> Config {
 fn whole_host(preset: &str) -> Vec<Gpu> {
     let mut gpus = preset::gpus(preset).unwrap();
     for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
     }
     gpus
 }
@@ -95,7 +95,7 @@ fn whole_gpu_that_cannot_be_shared_is_reported() {
     let mut gpus = whole_host("dgx-a100");
     let mig = |gpu: &mut Gpu, enabled, pending| {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (enabled, pending);
+        mig.set_mode(enabled, pending);
     };
     mig(&mut gpus[0], true, true);
     mig(&mut gpus[1], false, true);

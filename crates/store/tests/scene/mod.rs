@@ -68,7 +68,7 @@ pub(crate) fn intent(mark: u64) -> Intent {
     };
     let before = Mig {
         enabled: true,
-        pending: true,
+        reset_pending: false,
         memory_slices: 8,
         compute_slices: 7,
         instances: (0..7).map(instance).collect(),

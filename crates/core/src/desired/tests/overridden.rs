@@ -103,7 +103,6 @@ fn only_named_gpu_returns_to_its_rules_layout() {
 fn request_without_mig_sets_no_override() {
     let mut gpus = host();
     gpus[0].mig.as_mut().unwrap().enabled = false;
-    gpus[0].mig.as_mut().unwrap().pending = false;
     let each = |gpu: &str, mig, layout: &[&str]| GpuLayout {
         gpu: gpu.into(),
         mig,

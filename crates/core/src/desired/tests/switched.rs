@@ -9,7 +9,7 @@ fn gpus_on_a_switch_reset_together_without_fabric_manager() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     for gpu in &mut gpus {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
         gpu.nvlink = Some(NvLink { links: 12, switched: gpu.index < 4, peers: Vec::new() });
     }
     let none = Config::default();
@@ -25,7 +25,7 @@ fn gpus_on_a_switch_reset_together_without_fabric_manager() {
     assert_eq!(together(&plan(&Config::parse(stops, "test").unwrap(), &gpus)), [1, 2, 3], "stopped for the reset");
     // MIG mode goes off last: otherwise the reset would lose the new instances on the others.
     let mig = gpus[0].mig.as_mut().unwrap();
-    (mig.enabled, mig.pending) = (true, true);
+    mig.set_mode(true, true);
     let each = |gpu: &Gpu, mig| GpuLayout {
         gpu: gpu.uuid.clone(),
         mig,
@@ -38,13 +38,13 @@ fn gpus_on_a_switch_reset_together_without_fabric_manager() {
     let error = swapped[0].error.as_ref().unwrap();
     assert!(error.causes[0].contains("GPU 1") && error.causes[0].contains("same operation"), "{error:?}");
     let mig = gpus[0].mig.as_mut().unwrap();
-    (mig.enabled, mig.pending) = (false, false);
+    mig.set_mode(false, false);
     // A pending mode change of another user must not take effect through this reset.
-    gpus[1].mig.as_mut().unwrap().pending = true;
+    gpus[1].mig.as_mut().unwrap().reset_pending = true;
     let mut along = [plan(&none, &gpus)];
     without_fabric_manager(&none, &gpus, &mut along);
     assert!(along[0].error.as_ref().unwrap().causes[0].contains("MIG mode on pending"), "{along:?}");
-    gpus[1].mig.as_mut().unwrap().pending = false;
+    gpus[1].mig.as_mut().unwrap().reset_pending = false;
     gpus[2].processes.push(process(4711));
     without_fabric_manager(&none, &gpus, &mut alone);
     let error = alone[0].error.as_ref().unwrap();

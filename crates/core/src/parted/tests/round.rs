@@ -74,7 +74,7 @@ proptest! {
             let (mode, entries) = spread[at % spread.len()].get(&wishes);
             if *mode == 0 {
                 let mig = gpu.mig.as_mut().unwrap();
-                (mig.enabled, mig.pending) = (false, false);
+                mig.set_mode(false, false);
                 continue;
             }
             // As many of the random entries as fit.
@@ -148,7 +148,7 @@ fn export_reports_what_counts_omit() {
     gpus[1].mig.as_mut().unwrap().instances[0].compute.clear();
     gpus[2].state = GpuState::Lost;
     gpus[2].mig = None;
-    gpus[3].mig.as_mut().unwrap().pending = false;
+    gpus[3].mig.as_mut().unwrap().reset_pending = true;
     let foreign = GpuInstance {
         profile: "profile 99".to_owned(),
         profile_id: 99,
