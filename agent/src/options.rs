@@ -335,7 +335,9 @@ mod tests {
         let real = std::fs::canonicalize(scratch.path()).unwrap();
         std::fs::create_dir(real.join("state")).unwrap();
         std::os::unix::fs::symlink("state", real.join("link")).unwrap();
-        for (written, expected) in [("state", "state"), ("link", "state"), ("state/../link", "state"), ("link/new", "state/new")] {
+        for (written, expected) in
+            [("state", "state"), ("link", "state"), ("state/../link", "state"), ("link/new", "state/new")]
+        {
             assert_eq!(canonical(&real.join(written)), real.join(expected), "{written}");
         }
         let here = Surroundings { root: true, ..Surroundings::default() };
