@@ -294,20 +294,20 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_well_formed() {
+    fn command_line_is_well_formed() {
         use clap::CommandFactory;
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn what_is_wrapped_by_hand_fits_a_narrow_terminal() {
+    fn help_notes_fit_a_narrow_terminal() {
         for line in NOTES.lines() {
             assert!(line.chars().count() <= 78, "{line}");
         }
     }
 
     #[test]
-    fn root_has_the_systems_directories() {
+    fn root_uses_system_directories() {
         let here = Surroundings { root: true, ..Surroundings::default() };
         let paths = Paths::resolve(&arguments(&[]), &here).unwrap();
         assert_eq!(paths.config, PathBuf::from("/etc/gpush/config.toml"));
@@ -335,7 +335,9 @@ mod tests {
         let real = std::fs::canonicalize(scratch.path()).unwrap();
         std::fs::create_dir(real.join("state")).unwrap();
         std::os::unix::fs::symlink("state", real.join("link")).unwrap();
-        for (written, expected) in [("state", "state"), ("link", "state"), ("state/../link", "state"), ("link/new", "state/new")] {
+        for (written, expected) in
+            [("state", "state"), ("link", "state"), ("state/../link", "state"), ("link/new", "state/new")]
+        {
             assert_eq!(canonical(&real.join(written)), real.join(expected), "{written}");
         }
         let here = Surroundings { root: true, ..Surroundings::default() };
@@ -344,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_xdg_directories_and_what_is_given_wins() {
+    fn user_has_xdg_directories_and_options_override() {
         let here = Surroundings {
             home: Some("/home/u".into()),
             state_home: Some("/data/state".into()),
@@ -364,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_directory_is_said_with_the_option_that_helps() {
+    fn missing_directory_is_reported_with_its_option() {
         let here = Surroundings { home: Some("/home/u".into()), ..Surroundings::default() };
         let error = Paths::resolve(&arguments(&[]), &here).unwrap_err().to_string();
         assert_eq!(error, "the socket has no default here: XDG_RUNTIME_DIR is not set; give --socket PATH");

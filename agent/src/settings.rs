@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_file_is_no_error_unless_it_was_named() {
+    fn missing_config_is_an_error_only_if_named() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("config.toml");
         let settings = Settings::load(&path, false, Trust::Required).unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_file_changes_nothing_and_is_remembered_until_it_is_mended() {
+    fn invalid_config_changes_nothing_and_is_reported_until_fixed() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("config.toml");
         std::fs::write(&path, "auto_reconcile = true\n").unwrap();

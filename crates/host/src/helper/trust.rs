@@ -250,7 +250,9 @@ mod tests {
         symlink("theirs/link.so", at("first.so")).unwrap();
         check_file(&at("first.so"), own).unwrap();
         give(&at("theirs"), 65534);
-        assert!(matches!(check_file(&at("first.so"), own), Err(Untrusted::Foreign { path, .. }) if path == at("theirs")));
+        assert!(
+            matches!(check_file(&at("first.so"), own), Err(Untrusted::Foreign { path, .. }) if path == at("theirs"))
+        );
         // The same for a file that does not exist yet.
         let absent = check_file(&at("theirs/absent.so"), own);
         assert!(matches!(absent, Err(Untrusted::Foreign { .. })), "{absent:?}");
@@ -276,7 +278,12 @@ mod tests {
         symlink("a/b", at("link")).unwrap();
         for way in ["a/./b/../file", "link/../file", "a/b/../../a/file"] {
             let way = at(way);
-            assert_eq!(check(way.to_str().unwrap(), own).unwrap(), fs::canonicalize(&way).unwrap(), "{}", way.display());
+            assert_eq!(
+                check(way.to_str().unwrap(), own).unwrap(),
+                fs::canonicalize(&way).unwrap(),
+                "{}",
+                way.display()
+            );
         }
         symlink("round", at("round")).unwrap();
         assert!(matches!(check_file(&at("round"), own), Err(Untrusted::Unreadable(_))));

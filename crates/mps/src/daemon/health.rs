@@ -177,7 +177,7 @@ impl Health {
     /// Returns findings from the log and from the connected processes.
     pub(super) fn findings(&self) -> Vec<String> {
         let lost = self.lost_server.map(|(at, _, clients)| describe_lost_server(at, clients));
-        // One of them is enough: it may be the same that both tell of.
+        // One of them is enough: both may report the same server.
         let death = self.log.death().filter(|_| self.fault().is_none() && lost.is_none());
         let unknown = (self.clients_unknown && self.has_busy_server()).then(|| {
             "a server of it starts or ends and is not asked, and the driver does not tell of its clients: who they are is \
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_servers_fault_is_told_with_its_pid() {
+    fn server_fault_is_reported_with_its_pid() {
         let servers = vec![(1, Some(MpsServerState::Active)), (7, Some(MpsServerState::Fault))];
         assert!(Health { servers, ..Health::default() }.fault().unwrap().starts_with("server 7 met"));
     }
