@@ -53,7 +53,7 @@ pub(crate) fn man(arguments: &Arguments) -> Result<String> {
     man_of(&build_programs()?, arguments.check)
 }
 
-/// Generates the files that are not committed with the programs in a folder.
+/// Uses the programs in a folder to generate the files that are not committed.
 ///
 /// # Errors
 /// If a program fails, or a file cannot be written.

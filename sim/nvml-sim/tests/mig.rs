@@ -365,7 +365,7 @@ fn only_root_and_the_owner_can_change_the_host() {
         if child == 0 {
             // SAFETY: as above.
             unsafe { libc::setuid(nobody) };
-            // The session was root's: the ownership of the host is checked when one begins.
+            // A new session, because the caller's ownership of the host is checked when a session begins.
             rc!(client, nvmlShutdown());
             let begun = rc!(client, nvmlInit_v2());
             let mut made = null_mut();
