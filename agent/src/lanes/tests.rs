@@ -98,7 +98,7 @@ async fn operation_begins_when_reconcilers_and_grants_of_its_gpus_have_finished(
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_granted_on_a_claimed_gpu() {
+async fn claimed_gpu_grants_nothing() {
     let lanes = lanes();
     let claim = lanes.claim(&[gpu(0)]).unwrap();
     let mut waits = Box::pin(lanes.grant("GPU-0", "GPU-0", SOON));
@@ -141,5 +141,5 @@ async fn request_that_came_before_the_operation_goes_first() {
     room.mark_unchanged();
     drop(timeout(SOON, request).await.unwrap().unwrap());
     assert_eq!(place.ahead(), None);
-    assert!(room.has_changed().unwrap(), "the operation is told");
+    assert!(room.has_changed().unwrap(), "the operation is notified");
 }

@@ -51,7 +51,7 @@ fn serve(path: &Path) -> Asked {
 }
 
 #[tokio::test]
-async fn targets_are_escaped_and_changes_have_keys() {
+async fn targets_are_escaped_and_changes_have_idempotency_keys() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let asked = serve(&socket);

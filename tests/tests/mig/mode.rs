@@ -278,7 +278,7 @@ fn hopper_needs_no_reset_and_names_holders_on_refusal() {
     let operation = agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation"));
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0), ["MIG off"]);
-    assert_eq!(around.take_calls(), Vec::<String>::new(), "nobody was disturbed");
+    assert_eq!(around.take_calls(), Vec::<String>::new(), "no program was run");
 }
 
 #[test]

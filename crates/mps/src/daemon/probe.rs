@@ -149,7 +149,7 @@ impl SupervisorTask {
             self.connection_holders =
                 control_connection::holders(error, pid, &pipe, &self.target, &self.connection_holders).await;
         }
-        // `Busy` says the same.
+        // `Busy` reports the same.
         if !self.connection_holders.is_empty() && !is_busy {
             self.problems.push(control_connection::HELD.to_owned());
         }

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn drift_in_sentences() {
+fn drift_is_described_in_sentences() {
     type Case =
         (&'static str, &'static str, &'static [(&'static str, u8, &'static [&'static str])], &'static [&'static str]);
     let cases: &[Case] = &[
@@ -65,7 +65,7 @@ fn drift_in_sentences() {
 }
 
 #[test]
-fn a_reading_without_profiles_is_not_called_drifted_by_guess() {
+fn reading_without_profiles_shows_no_drift() {
     let mut gpu = host().remove(0);
     gpu.mig.as_mut().unwrap().profiles = std::sync::Arc::default();
     let wish = Wish {
@@ -117,7 +117,7 @@ fn drift_of_modes() {
 }
 
 #[test]
-fn describe_fills_in_what_the_config_wants() {
+fn describe_adds_the_desired_state() {
     let mut host = host();
     set(&mut host[0], &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])]);
     describe_all(&config(), &mut host);
