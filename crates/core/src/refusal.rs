@@ -88,7 +88,7 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
             [] if beside.others.contains(&blocker.gi) => {
                 format!("{} remains: another program created it in the meantime", instance(blocker))
             }
-            [] => format!("{} remains: it may be in use; gpushd cannot read its processes", instance(blocker)),
+            [] => format!("{} remains: it may be in use by a process that the driver does not list", instance(blocker)),
             _ => format!("{} remains: it is in use by {}", instance(blocker), held_by(blocker, index)),
         });
     }

@@ -109,7 +109,7 @@ fn undestroyable_instance_stays_and_rest_is_restored() {
     assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
     assert_eq!(truth(&host, 0), ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     let causes = operation.error.unwrap().causes;
-    assert!(causes.iter().any(|cause| cause.contains("2g.20gb@0 is not back")), "{causes:?}");
+    assert!(causes.iter().any(|cause| cause.contains("2g.20gb@0 was not restored")), "{causes:?}");
 }
 
 #[test]
