@@ -80,7 +80,7 @@ fn unknown_users_block_destruction_in_rollback() {
     let destroyed: Vec<_> = host.trace().into_iter().filter(|call| call.function.contains("Destroy")).collect();
     assert_eq!(destroyed, []);
     let causes = operation.error.unwrap().causes;
-    assert!(causes.iter().any(|cause| cause.contains("may be in use; gpushd cannot read its processes")), "{causes:?}");
+    assert!(causes.iter().any(|cause| cause.contains("may be in use by a process")), "{causes:?}");
     assert_eq!(agent.gpu(0).state, GpuState::Degraded);
     host.clear_faults();
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
