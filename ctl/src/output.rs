@@ -125,6 +125,11 @@ impl Output {
         matches!(self.format, Format::Table | Format::Wide)
     }
 
+    /// Whether the user asked for more columns and lines: `-o wide`.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.format == Format::Wide
+    }
+
     /// The error for a command that prints no list, where the format is for lists.
     pub(crate) fn only_for_lists(&self) -> Option<ApiError> {
         let name = match self.format {

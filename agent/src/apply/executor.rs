@@ -26,7 +26,7 @@ use crate::{
     mps::{self, Mps},
     operation::{Ongoing, Operations},
     overrides,
-    state::Change,
+    state::{Change, Effect},
     timeslice::Timeslice,
 };
 
@@ -100,7 +100,7 @@ impl Executor {
     pub(super) async fn roll_back(&self, ongoing: Arc<Ongoing>, parts: &[Part], ends: &[Forward], why: ApiError) {
         if let Err(error) = ongoing.turn_back(&why).await {
             // The rollback goes on. After a crash the next gpushd would go forward once more.
-            tracing::warn!(op = ongoing.id(), "that it is taken back can't be recorded: {error}");
+            tracing::warn!(op = ongoing.id(), "cannot record that it is rolled back: {error}");
         }
         let (state, error, changes) = rollback::all(&self.mig, &ongoing, parts, ends, why.clone()).await;
         log_end(&ongoing, state, Some(&why));
@@ -178,7 +178,9 @@ impl Executor {
             overrides::settle(tx, &operation, &lasting)
         };
         shared.take_in(&self.mps);
-        ongoing.end(state, error, also, |effects| self.mig.state.override_effects(&effects)).await;
+        let host = self.mig.state.clone();
+        let then = move |effects: &[Effect]| host.override_effects(effects);
+        ongoing.end(state, error, Box::new(also), Box::new(then)).await;
         self.mps.let_go(&id);
         self.mig.outside.helpers.forget(&id);
     }

@@ -43,6 +43,7 @@ use std::{
 };
 
 use gpush_api::LeaseId;
+use gpush_core::lease::placement::Policy;
 use gpush_host::identity::Users;
 use gpush_store::Store;
 use tokio::sync::Notify;
@@ -124,6 +125,11 @@ impl Leases {
             queue_changed: Notify::new(),
             ends_changed: Notify::new(),
         }))
+    }
+
+    /// Where members are placed when there is a choice.
+    fn policy(&self) -> Policy {
+        self.handles.state.config().leases.placement
     }
 
     fn placing(&self) -> MutexGuard<'_, ()> {

@@ -24,6 +24,7 @@ pub mod refusal;
 pub mod step;
 pub mod text;
 pub mod timeslice;
+mod timestamp;
 
 pub use audit::AuditRecord;
 pub use compute::{ComputeMode, TimesliceLevel};
@@ -35,15 +36,16 @@ pub use event::{
 };
 pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,
-    Mig, NvLink, Placement, Process, ProcessKind, USERS_UNKNOWN,
+    Mig, NvLink, Placement, Process, ProcessKind, Sensors, USERS_UNKNOWN,
 };
 pub use health::{
     Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,
 };
 pub use lease::{
-    EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId, LeaseKind,
-    LeaseMember, LeaseQueuePosition, LeaseRenewRequest, LeaseRequest, LeaseRevocation, LeaseRevokeRequest, LeaseShare,
-    LeaseState, LeaseWait, MOST_MEMBERS, MemberShare, NotALeaseId,
+    AtLeaseEnd, EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId,
+    LeaseKind, LeaseMember, LeaseOwner, LeaseQueuePosition, LeaseRenewRequest, LeaseRequest, LeaseRequirement,
+    LeaseRevocation, LeaseRevokeRequest, LeaseShare, LeaseState, LeaseTerms, LeaseWait, MOST_MEMBERS, MemberShare,
+    NotALeaseId,
 };
 pub use mps::{
     BadValue, MPS_CLIENTS, MemoryLimit, MpsClient, MpsComputeMode, MpsDaemon, MpsEndRequest, MpsLog, MpsLogs,

@@ -93,6 +93,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         compute_mode: None,
         timeslice: None,
         nvlink: None,
+        sensors: gpush_api::Sensors::default(),
         processes: Vec::new(),
         cordons: Vec::new(),
         processes_known: true,
@@ -104,7 +105,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
 pub(crate) fn mig(slices: u8, instances: Vec<GpuInstance>) -> Mig {
     Mig {
         enabled: true,
-        pending: true,
+        reset_pending: false,
         memory_slices: slices,
         compute_slices: if slices == 8 { 7 } else { slices },
         instances,
@@ -157,7 +158,7 @@ pub(crate) fn mixed() -> Vec<Gpu> {
 
     let mut pending = gpu(4, "NVIDIA A30", 24_576, Some(mig(4, Vec::new())));
     if let Some(mig) = &mut pending.mig {
-        mig.enabled = false;
+        (mig.enabled, mig.reset_pending) = (false, true);
     }
     pending.memory.used_mib = 5;
 
@@ -223,9 +224,9 @@ pub(crate) fn status(gpus: Vec<Gpu>, simulated: bool) -> Status {
         health: Health {
             status: HealthStatus::Ok,
             maintenance: None,
-            causes: Vec::new(),
+            errors: Vec::new(),
             simulated,
-            gpus: u32::try_from(gpus.len()).unwrap(),
+            gpu_count: u32::try_from(gpus.len()).unwrap(),
             layouts_at_start: None,
             pid: 812,
         },
@@ -300,6 +301,7 @@ pub(crate) fn operation(state: OperationState) -> Operation {
         created_at: Timestamp::from_second(READ_AT).unwrap(),
         ended_at: state.is_final().then(|| Timestamp::from_second(READ_AT + 2).unwrap()),
         reason: None,
+        waits_for: Vec::new(),
         notes: Vec::new(),
         progress: progress.collect(),
         plans,
