@@ -9,6 +9,7 @@ mod drain;
 mod events;
 mod gpu;
 mod host;
+mod lease;
 mod man;
 mod mig;
 mod mps;
@@ -29,7 +30,7 @@ use gpush_core::selector::Selector;
 use crate::{
     args::{self, Cli, Command, Global},
     exit::{Failure, Outcome},
-    output::Output,
+    output::{Output, Prints},
 };
 
 /// How long a command is silent before it prints what it waits for.
@@ -38,12 +39,14 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// Runs the command.
 pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     let global = &cli.global;
-    if let Some(error) = out.only_for_lists().filter(|_| !prints_a_list(&cli.command)) {
-        return Err(error.into());
+    if let Some(error) = out.unsupported_format(prints(&cli.command)) {
+        return if matches!(cli.command, Command::Run(_)) { lease::refused(error, out) } else { Err(error.into()) };
     }
     match cli.command {
         Command::Status(args) => ask(global, async |client| status::run(client, &args, out).await),
         Command::Apply(args) => ask(global, async |client| apply::desired(client, &args, out).await),
+        Command::Run(args) => lease::become_command(global, &args, out),
+        Command::Lease(command) => lease::run(global, command, out),
         Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),
         Command::Maintenance(command) => ask(global, async |client| host::maintenance(client, command, out).await),
         Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
@@ -62,11 +65,13 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     }
 }
 
-/// Whether a command prints a list, which has more formats.
-fn prints_a_list(command: &Command) -> bool {
-    use args::{Config, Gpu, Mig, Mps, Operation, Overrides, Process, Timeslice};
-    match command {
-        Command::Gpu(Gpu::List(_))
+/// What a command prints: lists and environments have more formats.
+fn prints(command: &Command) -> Prints {
+    use args::{Config, Gpu, Lease, Mig, Mps, Operation, Overrides, Process, Timeslice};
+    let is_list = match command {
+        Command::Lease(Lease::Env { .. }) => return Prints::Environment,
+        Command::Lease(Lease::Request { .. } | Lease::List { .. } | Lease::Show { .. })
+        | Command::Gpu(Gpu::List(_))
         | Command::Mig(Mig::List { .. } | Mig::Profiles { .. })
         | Command::Mps(Mps::List { .. } | Mps::Clients { .. })
         | Command::Timeslice(Timeslice::List(_))
@@ -76,6 +81,8 @@ fn prints_a_list(command: &Command) -> bool {
         | Command::Audit(_) => true,
         Command::Events(args) => !args.follow,
         Command::Status(_)
+        | Command::Run(_)
+        | Command::Lease(_)
         | Command::Apply(_)
         | Command::Gpu(_)
         | Command::Mig(_)
@@ -89,7 +96,8 @@ fn prints_a_list(command: &Command) -> bool {
         | Command::Version
         | Command::Completions { .. }
         | Command::Man { .. } => false,
-    }
+    };
+    if is_list { Prints::List } else { Prints::Other }
 }
 
 /// Runs a command that needs an agent.
