@@ -32,7 +32,7 @@ layout = ["7g.80gb"]
 [[gpu]]
 match = ["3"]
 mode = "timeslice"
-timeslice = { replicas = 4, level = "LEVEL", compute_mode = "exclusive_process" }
+timeslice = { replicas = 1, level = "LEVEL", compute_mode = "exclusive_process" }
 "#;
 
 fn config(level: &str) -> String {

@@ -26,7 +26,7 @@ use crate::{
     mps::{self, Mps},
     operation::{Ongoing, Operations},
     overrides,
-    state::Change,
+    state::{Change, Effect},
     timeslice::Timeslice,
 };
 
@@ -178,7 +178,9 @@ impl Executor {
             overrides::settle(tx, &operation, &lasting)
         };
         shared.take_in(&self.mps);
-        ongoing.end(state, error, also, |effects| self.mig.state.override_effects(&effects)).await;
+        let host = self.mig.state.clone();
+        let then = move |effects: &[Effect]| host.override_effects(effects);
+        ongoing.end(state, error, Box::new(also), Box::new(then)).await;
         self.mps.let_go(&id);
         self.mig.outside.helpers.forget(&id);
     }

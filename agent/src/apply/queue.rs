@@ -4,7 +4,8 @@
 //!              ┌─────────── a second later, or when something ahead makes room ───────────┐
 //!              ▼                                                                          │
 //! queued ─► one reading of the host, then each operation that is first on its GPUs: ──────┤
-//!              ├─ its plan can be carried out ────► claim, read again ─► running          │
+//!              ├─ its plan can be carried out ────► claim, read again ─┬─► running        │
+//!              │                                                       └─► waiting ───────┤
 //!              ├─ blocked, or its GPUs are taken ─► waiting ──────────────────────────────┘
 //!              └─ refused for good, cancelled, too long ──► rolled back
 //! ```
@@ -13,8 +14,9 @@
 //! all its GPUs reserves what its last plan takes away: no share of that is granted until the operation has ended or
 //! left the queue. Other uses of the GPUs go on, and so do operations without `--wait`, which never queue.
 //!
-//! One task serves all of them with one reading of the host, so their number costs the driver nothing. They survive a
-//! restart of gpushd. Nothing of them is done before they start, so they can be cancelled without a trace.
+//! One task serves all of them with one reading of the host, so their number costs the driver nothing. Once an operation
+//! has claimed its GPUs, a task of its own reads them again, so a GPU that does not answer delays no operation on other
+//! GPUs. They survive a restart of gpushd. Nothing of them is done before they start, so they can be cancelled without a trace.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, Gpu, OperationState};
+use gpush_api::{ApiError, Code, Gpu, GpuPlan, OperationState};
 use gpush_store::OperationId;
 use jiff::Timestamp;
 use tokio::{
@@ -36,7 +38,7 @@ use super::{
 };
 use crate::{
     caller::Viewer,
-    lanes::{Ahead, Lanes, Need, Needs, Place, Reserve, Waiter},
+    lanes::{Ahead, Claim, Lanes, Need, Needs, Place, Reserve, Waiter},
     modes::mig::reset::not_resetting,
     operation::{self, Ongoing},
 };
@@ -71,6 +73,8 @@ struct Waiting {
     again: Instant,
     /// Why it could not begin so far.
     last: Option<ApiError>,
+    /// It has claimed its GPUs, and they are being read.
+    is_reading: bool,
 }
 
 impl OperationQueue {
@@ -125,14 +129,23 @@ impl OperationQueue {
     fn insert(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, place: Arc<Place>, again: Instant) {
         let spent = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
         let until = Instant::now() + order.wait.unwrap_or_default().saturating_sub(spent);
-        let waiting = Waiting { ongoing: Arc::clone(ongoing), order, place, until, again, last: None };
+        let waiting =
+            Waiting { ongoing: Arc::clone(ongoing), order, place, until, again, last: None, is_reading: false };
         self.waiting().insert(ongoing.number(), waiting);
         self.wake();
     }
 
-    /// Keeps an operation from being tried again before the next interval.
-    fn rest(&self, id: OperationId) {
+    /// Notes that an operation has claimed its GPUs and reads them.
+    fn reads(&self, id: OperationId) {
         if let Some(waiting) = self.waiting().get_mut(&id) {
+            waiting.is_reading = true;
+        }
+    }
+
+    /// Notes that an operation could not begin after it had read its GPUs. It is not tried before the next interval.
+    fn rests(&self, id: OperationId) {
+        if let Some(waiting) = self.waiting().get_mut(&id) {
+            waiting.is_reading = false;
             waiting.again = Instant::now() + READ;
         }
     }
@@ -169,7 +182,7 @@ pub(crate) async fn run(engine: Engine) {
 
 /// Tries all of them once.
 async fn round(engine: &Engine) {
-    let mut all: Vec<Waiting> = engine.queue.waiting().values().cloned().collect();
+    let mut all: Vec<Waiting> = engine.queue.waiting().values().filter(|one| !one.is_reading).cloned().collect();
     if all.is_empty() {
         return;
     }
@@ -201,12 +214,36 @@ async fn round(engine: &Engine) {
         if engine.stopping.is_cancelled() {
             return;
         }
-        match attempt(engine, &one, &gpus).await {
-            Ok(ready) => start(engine, one, ready),
-            Err(error) if passes(&error) => still(engine, &one, &error),
-            Err(error) => leave(engine, &one, error),
+        match claim(engine, &one, &gpus).await {
+            Ok((meant, claim)) => read(engine, one, meant, claim),
+            Err(error) => cannot_begin(engine, &one, error),
         }
     }
+}
+
+/// Reads the claimed GPUs of an operation in a task of its own, and starts the operation if its plan still holds.
+fn read(engine: &Engine, one: Waiting, meant: Vec<GpuPlan>, claim: Claim) {
+    engine.queue.reads(one.ongoing.number());
+    let engine = Arc::clone(engine);
+    engine.tasks.clone().spawn(async move {
+        let ready = tokio::select! {
+            biased;
+            () = engine.stopping.cancelled() => return,
+            ready = Ready::look(&engine, Viewer::Agent, &one.order, &meant, claim) => ready,
+        };
+        match ready {
+            Ok(ready) => start(&engine, one, ready),
+            Err(error) => {
+                engine.queue.rests(one.ongoing.number());
+                cannot_begin(&engine, &one, error);
+            }
+        }
+    });
+}
+
+/// Leaves an operation in the queue if waiting may help, and ends it otherwise.
+fn cannot_begin(engine: &Engine, one: &Waiting, error: ApiError) {
+    if passes(&error) { still(engine, one, &error) } else { leave(engine, one, error) }
 }
 
 /// Whether waiting may help: another operation ends, an instance becomes idle, the driver answers.
@@ -216,7 +253,8 @@ fn passes(error: &ApiError) -> bool {
         || error.code == Code::Unavailable && error.retryable
 }
 
-async fn attempt(engine: &Engine, one: &Waiting, gpus: &[Gpu]) -> Result<Ready, ApiError> {
+/// Claims the GPUs of an operation whose plan seems possible by the last readings.
+async fn claim(engine: &Engine, one: &Waiting, gpus: &[Gpu]) -> Result<(Vec<GpuPlan>, Claim), ApiError> {
     not_resetting(&engine.outside)?;
     let (meant, needs) = engine.planner.planned_with_needs(gpus, &one.order.request).await?;
     one.place.set_needs(needs);
@@ -228,11 +266,7 @@ async fn attempt(engine: &Engine, one: &Waiting, gpus: &[Gpu]) -> Result<Ready, 
         return Err(error);
     }
     let claim = engine.lanes.claim(&operation::gpus(&meant))?;
-    let ready = Ready::look(engine, Viewer::Agent, &one.order, &meant, claim).await;
-    if ready.is_err() {
-        engine.queue.rest(one.ongoing.number());
-    }
-    ready
+    Ok((meant, claim))
 }
 
 /// Explains why an operation waits that is not first on all its GPUs.
@@ -287,7 +321,8 @@ fn still(engine: &Engine, one: &Waiting, why: &ApiError) {
     if !news {
         return;
     }
-    one.ongoing.waits(&why.sentences().join("; "));
+    let reasons: Vec<String> = why.sentences().into_iter().map(str::to_owned).collect();
+    one.ongoing.waits(&reasons);
     if one.ongoing.snapshot().state == OperationState::Queued {
         let ongoing = Arc::clone(&one.ongoing);
         tokio::spawn(async move {

@@ -6,21 +6,22 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `ending` | the record of an end, and ends that could not be recorded at once |
 //! | `naming` | GPUs in the error of an operation |
 //! | `ongoing` | one operation that has not ended, for whoever carries it out |
 //! | `wire` | a record of the journal as the API shows it |
 
+mod ending;
 mod naming;
 mod ongoing;
 mod wire;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
-use backon::{BackoffBuilder, ExponentialBuilder};
 use gpush_api::{
     Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, OperationState, OperationSummary, STOPPING, StepState,
 };
@@ -41,9 +42,6 @@ use crate::{
 /// Kind of the operations that apply the layouts of a boot.
 pub(crate) const START: &str = "mig.start";
 
-/// Pause between two attempts to record an end: the first, and the longest.
-const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-
 /// All operations. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Operations(Arc<Inner>);
@@ -55,6 +53,9 @@ struct Inner {
     lanes: Lanes,
     /// Those that have not ended, and those whose end could not be recorded.
     live: Mutex<BTreeMap<OperationId, Live>>,
+    unrecorded: ending::Unrecorded,
+    /// GPUs, by UUID, of the operations that callers began in the life of this gpushd.
+    requested: Mutex<BTreeSet<String>>,
 }
 
 #[derive(Debug, Clone)]
@@ -87,7 +88,8 @@ pub(crate) struct New {
 impl Operations {
     /// Operations of this store, none of them running yet.
     pub(crate) fn new(store: Store, events: Events, lanes: Lanes) -> Self {
-        Self(Arc::new(Inner { store, events, lanes, live: Mutex::default() }))
+        let unrecorded = ending::Unrecorded::default();
+        Self(Arc::new(Inner { store, events, lanes, live: Mutex::default(), unrecorded, requested: Mutex::default() }))
     }
 
     fn store(&self) -> &Store {
@@ -174,7 +176,23 @@ impl Operations {
         let (record, mut intent) = self.record(new, |tx, new| tx.begin(new)).await?;
         claim.begin(&record.id.to_string());
         intent.begun = Some(record.sequence);
-        Ok(self.admit((record, intent), Some(claim), false))
+        let ongoing = self.admit((record, intent), Some(claim), false);
+        self.note_begun(&ongoing.snapshot());
+        Ok(ongoing)
+    }
+
+    /// Remembers the GPUs of an operation that has begun, unless it applies the layouts of a boot.
+    fn note_begun(&self, operation: &Operation) {
+        if operation.kind != START {
+            let gpus = operation.plans.iter().map(|plan| plan.uuid.clone());
+            self.0.requested.lock().unwrap_or_else(PoisonError::into_inner).extend(gpus);
+        }
+    }
+
+    /// Whether an operation with another purpose than the layouts of a boot has begun on a GPU since gpushd started.
+    /// GPUs that are only reset with those of an operation do not count.
+    pub(crate) fn began_on(&self, uuid: &str) -> bool {
+        self.0.requested.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
 
     /// Records an operation as queued.
@@ -192,6 +210,8 @@ impl Operations {
         new: New,
         insert: fn(&mut Tx<'_>, NewOperation) -> Result<OperationRecord, StoreError>,
     ) -> Result<(OperationRecord, Intent), ApiError> {
+        // What the operations before it changed comes before what it changes.
+        self.record_ends().await?;
         let New { kind, by, reason, intent, mut also } = new;
         let progress = intent.gpus.iter().map(|gpu| wire::not_begun(&gpu.plan)).collect();
         let new = NewOperation { kind, by, reason, intent: intent.clone(), progress };
@@ -347,22 +367,6 @@ impl Operations {
         });
         live.cancelled.cancel();
         Ok(live.watch.borrow().clone())
-    }
-
-    /// Records an end that could not be recorded when it came, as soon as that is possible.
-    async fn record_end(self, id: OperationId, state: OperationState, error: Option<ApiError>) {
-        let pauses = ExponentialBuilder::new().with_min_delay(RECORD.0).with_max_delay(RECORD.1).without_max_times();
-        for pause in pauses.build() {
-            tokio::time::sleep(pause).await;
-            match self.end(id, state, error.clone()).await {
-                Ok(()) => {
-                    tracing::info!(op = %id, "its end is on record now");
-                    return self.forget(id);
-                }
-                Err(StoreError::Closed) => return,
-                Err(_) => {}
-            }
-        }
     }
 
     /// Ends an operation whose work broke off; its GPUs are free already.

@@ -7,11 +7,15 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use gpush_api::{Actor, ApiError, GpuPlan, Operation, OperationState, StepState};
-use gpush_store::{Intent, OperationId, StoreError, Tx, may_become};
+use gpush_store::{Intent, OperationId, may_become};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Operations, naming, wire};
+use super::{
+    Operations,
+    ending::{Also, Ending, Then},
+    naming, wire,
+};
 use crate::lanes::Claim;
 
 /// An event of an operation.
@@ -109,12 +113,13 @@ impl Ongoing {
         self.change_notes(&note.clone(), |notes| notes.push(note));
     }
 
-    /// Says what it waits for now, in place of what it waited for before.
-    pub(crate) fn waits(&self, what: &str) {
-        let note = format!("{}{what}", wire::WAITS);
-        self.change_notes(&note.clone(), |notes| {
-            notes.retain(|earlier| !earlier.starts_with(wire::WAITS));
-            notes.push(note);
+    /// Replaces what it waits for, one sentence each.
+    pub(crate) fn waits(&self, reasons: &[String]) {
+        let reasons: Vec<String> = reasons.iter().map(|reason| wire::cut(reason)).collect();
+        self.update(|operation| {
+            let note = format!("waits: {}", reasons.join("; "));
+            operation.waits_for = reasons;
+            Some(Told { note: Some(wire::cut(&note)) })
         });
     }
 
@@ -155,19 +160,25 @@ impl Ongoing {
     /// When it can't be recorded; then it has not started.
     pub(crate) async fn start(&self, claim: Claim, intent: Intent, plans: Vec<GpuPlan>) -> Result<(), ApiError> {
         claim.begin(&self.id.to_string());
+        self.operations.record_ends().await?;
         let id = self.id;
         let progress: Vec<StepState> = plans.iter().map(wire::not_begun).collect();
         let recorded = progress.clone();
         self.operations.store().write(move |tx| tx.start(id, intent.clone(), recorded.clone())).await?;
         *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
+        let mut reasons = Vec::new();
         self.update(|operation| {
             operation.state = OperationState::Running;
             operation.begun = true;
-            waits_no_more(operation);
             operation.plans = plans;
             operation.progress = progress;
+            reasons = std::mem::take(&mut operation.waits_for);
             Some(Told::default())
         });
+        self.operations.note_begun(&self.snapshot());
+        if !reasons.is_empty() {
+            self.note(format!("it waited: {}", reasons.join("; ")));
+        }
         Ok(())
     }
 
@@ -204,58 +215,41 @@ impl Ongoing {
         Ok(())
     }
 
-    /// Ends it, together with what `also` records, of which `then` is told once it is on record. Its
-    /// GPUs are free after that and before anybody is told, so that whoever waited for the end can
-    /// go on with them.
+    /// Ends it, together with what `also` records; `then` gets what was recorded. Its GPUs are free after that and
+    /// before the end is published, so that a caller who waited for the end can go on with them.
     ///
-    /// An end that can't be recorded is told all the same, with that as a cause, and recorded as soon
-    /// as it can be.
-    pub(crate) async fn end<T: Send + 'static>(
-        self: Arc<Self>,
-        state: OperationState,
-        error: Option<ApiError>,
-        mut also: impl FnMut(&mut Tx<'_>) -> Result<T, StoreError> + Send + 'static,
-        then: impl FnOnce(T),
-    ) {
+    /// An end that cannot be recorded is published all the same, with that as a cause, and recorded as soon as that is
+    /// possible.
+    pub(crate) async fn end(self: Arc<Self>, state: OperationState, error: Option<ApiError>, also: Also, then: Then) {
         let plans = self.snapshot().plans;
-        let error = error.map(|error| wire::bounded(naming::once(error, &plans), wire::MOST_CAUSES));
-        let (id, kept, kept_for_later) = (self.id, error.clone(), error.clone());
-        let watch = self.watch.clone();
-        let recorded = self
-            .operations
-            .store()
-            .write_ending(move |tx| {
-                let recorded = also(tx)?;
-                match tx.end(id, state, kept.clone()) {
-                    Ok(_) => {}
-                    // Whoever cancelled it before it was begun has recorded that.
-                    Err(StoreError::Transition { from: OperationState::RolledBack, .. })
-                        if state == OperationState::RolledBack => {}
-                    Err(error) => return Err(error),
-                }
-                // Two more than the last: that it was cancelled may be on record and not told yet.
-                let told = watch.borrow().revision;
-                Ok((recorded, tx.raise_revision(id, told + 2)?.revision))
-            })
-            .await;
-        let mut error = error;
-        let lost = recorded.as_ref().err().map(|cause| {
-            tracing::error!(op = %id, "its end can't be recorded: {cause}");
-            format!("its end could not be recorded: {cause}")
-        });
+        let mut error = error.map(|error| wire::bounded(naming::once(error, &plans), wire::MOST_CAUSES));
+        let also = Arc::new(Mutex::new(also));
+        let ending = Ending { id: self.id, state, error: error.clone(), also, then };
+        // Its turn comes after the ends that could not be recorded before it.
+        let recorded = match self.operations.record_ends().await {
+            Ok(()) => self.operations.record_end(&ending).await,
+            Err(error) => Err(error),
+        };
+        let (revision, lost) = match recorded {
+            Ok((effects, revision)) => {
+                (ending.then)(&effects);
+                (Some(revision), None)
+            }
+            Err(cause) => {
+                tracing::error!(op = %self.id, "its end cannot be recorded: {cause}");
+                self.operations.record_later(ending).await;
+                (None, Some(format!("its end could not be recorded: {cause}")))
+            }
+        };
         if let Some(lost) = &lost
             && let Some(error) = &mut error
         {
             error.causes.push(lost.clone());
         }
-        let revision = recorded.as_ref().ok().map(|(_, revision)| *revision);
-        if let Ok((recorded, _)) = recorded {
-            then(recorded);
-        }
         drop(self.claim.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.update(|operation| {
             operation.state = state;
-            waits_no_more(operation);
+            operation.waits_for.clear();
             operation.error = error;
             operation.ended_at = Some(jiff::Timestamp::now());
             operation.notes.extend(lost.filter(|_| operation.error.is_none()));
@@ -267,13 +261,7 @@ impl Ongoing {
             Some(Told::default())
         });
         if revision.is_some() {
-            self.operations.forget(id);
-        } else {
-            tokio::spawn(self.operations.clone().record_end(id, state, kept_for_later));
+            self.operations.forget(self.id);
         }
     }
-}
-
-fn waits_no_more(operation: &mut Operation) {
-    operation.notes = std::mem::take(&mut operation.notes).into_iter().map(wire::past).collect();
 }

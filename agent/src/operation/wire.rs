@@ -1,14 +1,10 @@
 //! An operation of the journal as the API shows it.
 
-use gpush_api::{
-    ApiError, GpuPlan, Happening, Operation, OperationChange, OperationState, OperationSummary, StepState,
-};
+use gpush_api::{ApiError, GpuPlan, Happening, Operation, OperationChange, OperationSummary, StepState};
 use gpush_store::{Intent, OperationId, OperationRecord};
 
 /// A record with its intent.
 pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
-    let waits = matches!(record.stage, OperationState::Queued | OperationState::Waiting);
-    let notes = record.notes.into_iter().map(|note| if waits { note } else { past(note) });
     Operation {
         begun: intent.begun.is_some(),
         id: record.id.to_string(),
@@ -21,17 +17,11 @@ pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
         reason: record.reason,
         plans: intent.gpus.into_iter().map(|gpu| gpu.plan).collect(),
         progress: record.progress,
-        notes: notes.collect(),
+        // Known in memory only: the next attempt to begin finds it again.
+        waits_for: Vec::new(),
+        notes: record.notes,
         error: record.error,
     }
-}
-
-/// How a note begins that says what an operation waits for.
-pub(super) const WAITS: &str = "waits: ";
-
-/// A note of an operation that waits no more.
-pub(super) fn past(note: String) -> String {
-    note.strip_prefix(WAITS).map(|what| format!("it waited: {what}")).unwrap_or(note)
 }
 
 /// That an operation is now as it is, with what was just noted of it.

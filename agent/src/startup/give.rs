@@ -1,11 +1,12 @@
-//! One GPU given the layout that is wanted of it, and what came of it.
+//! Applies the desired layout to one GPU, and judges the outcome.
 //!
 //! ```text
-//! begin ─► refused ─┬─ another operation has the GPU ────────────► Theirs
-//!   │               ├─ the driver, or a GPU that is not there ───► NotYet   nothing was touched
-//!   │               └─ the plan: impossible, in use ─────────────► Never    nothing was touched
-//!   └────► operation ─┬─ done ───────────────────────────────────► Given
-//!                     └─ rolled back, failed ────────────────────► Failed   instances were touched
+//! begin ─► refused ─┬─ another operation has claimed the GPU ─────► Busy     nothing was touched
+//!   │               ├─ the driver, or the GPU, does not answer ───► NotYet   nothing was touched
+//!   │               └─ the plan: impossible, in use ──────────────► Never    nothing was touched
+//!   └────► operation ─┬─ done ────────────────────────────────────► Given
+//!                     ├─ cancelled by a caller ───────────────────► Cancelled
+//!                     └─ rolled back, failed ─────────────────────► Failed   instances were touched
 //! ```
 
 use std::time::Duration;
@@ -19,27 +20,30 @@ use crate::{
     state::words,
 };
 
-/// How often an operation that goes on is looked at again.
+/// Interval at which a running operation is checked.
 const FOLLOW: Duration = Duration::from_secs(60);
 
-/// What came of it.
+/// The outcome of an attempt.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// It has its layout.
+    /// The GPU has its layout.
     Given,
-    /// Somebody else is changing it, and that is what they want of it.
-    Theirs(ApiError),
-    /// Refused for a reason that lasts until somebody changes something; nothing was touched.
+    /// Another operation has claimed the GPU: to change it, to plan that, or to reset it with others. Nothing was
+    /// touched.
+    Busy(ApiError),
+    /// A caller cancelled the operation.
+    Cancelled(ApiError),
+    /// Refused for a reason that lasts until a user changes something; nothing was touched.
     Never(ApiError),
     /// Refused for a reason that may pass by itself; nothing was touched.
     NotYet(ApiError),
-    /// It was tried, and failed on the way.
+    /// The operation began and failed.
     Failed(ApiError),
-    /// Not begun, since the agent stops.
+    /// Not begun, because gpushd stops.
     Stopping,
 }
 
-/// Gives a GPU the layout of its override, or of its rule. An operation that was begun is followed to its end.
+/// Applies the layout of a GPU's override, or of its rule. Follows an operation that began to its end.
 pub(super) async fn give(handles: &Handles, kind: &str, gpu: &Gpu) -> Outcome {
     let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Wanted };
     let caller = Caller::agent();
@@ -66,14 +70,13 @@ pub(super) async fn give(handles: &Handles, kind: &str, gpu: &Gpu) -> Outcome {
     }
     match (operation.state, operation.error) {
         (OperationState::Done, _) => Outcome::Given,
-        // Somebody does not want it.
-        (_, Some(error)) if error.code == Code::Cancelled => Outcome::Theirs(error),
+        (_, Some(error)) if error.code == Code::Cancelled => Outcome::Cancelled(error),
         (_, Some(error)) => Outcome::Failed(error),
         (_, None) => Outcome::Failed(ApiError::new(Code::Internal, format!("operation {} failed", operation.id))),
     }
 }
 
-/// Names in the log who is in the way: what everybody reads in health does not.
+/// Logs the processes in the way. The text of health, which every user reads, does not name them.
 async fn name_holders(handles: &Handles, request: &PlanRequest) {
     let Ok(plans) = handles.planner.plan(Viewer::Log, request).await else { return };
     for plan in plans.plans {
@@ -83,11 +86,11 @@ async fn name_holders(handles: &Handles, request: &PlanRequest) {
     }
 }
 
-/// What a refusal comes to.
+/// Judges a refusal.
 fn refused(error: ApiError) -> Outcome {
     match error.code {
-        // One that has the GPU for now; the others stay until somebody does something.
-        Code::Conflict if error.retryable => Outcome::Theirs(error),
+        // Other conflicts last until a user does something.
+        Code::Conflict if error.retryable => Outcome::Busy(error),
         Code::Conflict => Outcome::Never(error),
         // A GPU that is lost comes back with a reset, and its layout is due then as now.
         Code::DriverUnavailable
@@ -111,7 +114,20 @@ fn refused(error: ApiError) -> Outcome {
     }
 }
 
-/// Says in the log why a GPU has not got its layout.
+/// Logs why a GPU does not have its layout.
 pub(super) fn log(gpu: &Gpu, error: &ApiError) {
     tracing::error!(gpu = gpu.uuid, "{}", words::in_full(error));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another claim may be a plan that is refused a moment later, or a reset together with another GPU.
+    #[test]
+    fn retryable_conflict_leaves_the_layout_due() {
+        let conflict = || ApiError::new(Code::Conflict, "GPU 0 is being changed by an operation that is being planned");
+        assert!(matches!(refused(conflict().retryable()), Outcome::Busy(_)));
+        assert!(matches!(refused(conflict()), Outcome::Never(_)));
+    }
 }

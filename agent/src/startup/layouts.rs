@@ -1,24 +1,23 @@
-//! The layouts of a boot, GPU by GPU, until each has its verdict.
+//! Applies the layouts of a boot, GPU by GPU, until each GPU is settled.
 //!
 //! ```text
-//!            ┌────────── the driver is not there, the GPU can't be read: looked at again, for ever
+//!            ┌────────── driver or GPU does not answer, GPU claimed: tried again, without limit
 //!            ▼        │
-//! claimed ─► due ─────┼─ tried and failed: tried again, ATTEMPTS times ──┐
-//!                     │                                                  ▼
-//!                     ├─ has it, or refused for good ──────────────► settled, on record
-//!                     └─ another operation has the GPU ────────────► settled, on record
+//! claimed ─► due ─────┼─ attempt failed: tried again, up to ATTEMPTS times ─┐
+//!                     │                                                     ▼
+//!                     ├─ has its layout, or refused for good ─────────► settled, recorded
+//!                     └─ a caller's operation began on it, or a caller
+//!                        cancelled the attempt ───────────────────────► settled, recorded
 //! ```
 //!
-//! Each GPU has an operation of its own: one that can't have its layout costs no other. Settled
-//! GPUs are recorded one by one, so that an agent that is started again on the same boot goes on
-//! with those that are not, and leaves the others alone. A GPU that can't be identified may be one
-//! that is claimed: while there is one, the record is not complete.
+//! Each GPU has its own operation, so a GPU that cannot get its layout does not delay the others. GPUs are recorded as
+//! settled one by one: a gpushd that starts again on the same boot continues with those that are not. A GPU that cannot
+//! be identified may be one that a rule claims, so the record is not complete while there is one.
 //!
-//! Looking costs nothing and goes on until there is something to be seen, with a pause that grows
-//! to [`PAUSE`]'s second. An attempt that failed has destroyed and made instances, so attempts are
-//! counted: [`ATTEMPTS`] in about 16 s outlast a monitor's open handle and services that start
-//! beside gpushd, and a driver that refuses that often will not be talked round by more. From then
-//! on the GPU's drift, and the trouble in health, are somebody's to look at.
+//! A check costs nothing, so gpushd checks until the GPU answers; the pause grows to the second value of [`PAUSE`]. An
+//! attempt that failed has destroyed and created instances, so attempts are counted. [`ATTEMPTS`] in about 16 s outlast
+//! the open handle of a monitoring tool, and services that start together with gpushd. After that, the GPU's drift and
+//! the error in health remain.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -32,32 +31,32 @@ use super::{
 };
 use crate::{caller::Viewer, operation, state::words};
 
-/// Between two looks or attempts: at first, doubled each time, and at most.
+/// Pause between two checks or attempts: the first, which doubles each time, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
-/// How often a layout is tried that fails on the way.
+/// Number of attempts for a layout whose operation fails.
 const ATTEMPTS: u32 = 6;
 
-/// What is due on this boot.
+/// The layouts that are due on this boot.
 #[derive(Debug)]
 pub(super) struct Layouts {
     record: BootRecord,
-    /// GPUs that were looked at and not settled, by UUID.
+    /// GPUs that were checked and are not settled, by UUID.
     due: BTreeMap<String, Tried>,
-    /// Looks at a host without driver, or with GPUs that can't be identified.
-    looks: u32,
-    /// Whether it was said that the driver is waited for.
-    said: bool,
+    /// Checks of a host without driver, or with GPUs that cannot be identified.
+    checks: u32,
+    /// Whether the log has that gpushd waits for the driver.
+    is_wait_logged: bool,
 }
 
-/// What was tried on a GPU.
+/// The attempts on a GPU.
 #[derive(Debug)]
 struct Tried {
-    looks: u32,
+    checks: u32,
     attempts: u32,
     again: Instant,
-    /// What was said last, so that it is not said each time.
-    said: String,
+    /// The error that was logged last, so that it is not logged each time.
+    logged: String,
 }
 
 fn pause(times: u32) -> Duration {
@@ -66,15 +65,15 @@ fn pause(times: u32) -> Duration {
 
 impl Layouts {
     pub(super) fn new(record: BootRecord) -> Self {
-        Self { record, due: BTreeMap::new(), looks: 0, said: false }
+        Self { record, due: BTreeMap::new(), checks: 0, is_wait_logged: false }
     }
 
-    /// Whether this GPU's layout of this boot is still due, as far as is known.
+    /// Whether the layout of this boot is still due on a GPU.
     pub(super) fn is_due(&self, uuid: &str) -> bool {
         !self.record.settled.contains(uuid)
     }
 
-    /// Does what is to be done now; when to come again, `None` when all is done.
+    /// Checks all GPUs that are due now. Returns the time of the next check, or `None` when all are settled.
     pub(super) async fn round(&mut self, handles: &Handles) -> Option<Instant> {
         let before = self.record.clone();
         let again = self.look(handles).await;
@@ -98,12 +97,12 @@ impl Layouts {
         let observed = match observed {
             Ok(observed) => observed,
             Err(error) => {
-                if !self.said {
+                if !self.is_wait_logged {
                     tracing::info!("layouts wait for the driver: {error}");
-                    self.said = true;
+                    self.is_wait_logged = true;
                 }
-                self.looks += 1;
-                return Some(Instant::now() + pause(self.looks - 1));
+                self.checks += 1;
+                return Some(Instant::now() + pause(self.checks - 1));
             }
         };
         let nameless: Vec<u32> = observed.host.nameless.iter().map(|(index, _)| *index).collect();
@@ -130,27 +129,33 @@ impl Layouts {
     fn judge(&mut self, handles: &Handles, gpu: &Gpu, outcome: Outcome) {
         let now = Instant::now();
         let tried = self.due.entry(gpu.uuid.clone()).or_insert(Tried {
-            looks: 0,
+            checks: 0,
             attempts: 0,
             again: now,
-            said: String::new(),
+            logged: String::new(),
         });
         let subject = Subject::Gpu(gpu.uuid.clone());
-        let apply = apply_again(gpu);
+        let apply = format!("`gpushctl apply {}`", gpu.index);
         let trouble = match outcome {
             Outcome::Given => {
                 handles.startup.forget(&subject);
                 None
             }
-            Outcome::Theirs(error) => {
-                tracing::info!(gpu = gpu.uuid, "left alone: {error}");
+            Outcome::Cancelled(error) => {
+                tracing::info!(gpu = gpu.uuid, "its layout is not applied at start: {error}");
                 handles.startup.forget(&subject);
                 None
             }
+            // Once an operation of a caller has begun, the next check settles the GPU.
+            Outcome::Busy(_) => {
+                tried.checks += 1;
+                tried.again = now + pause(tried.checks - 1);
+                return;
+            }
             Outcome::Stopping => return,
             Outcome::NotYet(error) => {
-                tried.looks += 1;
-                tried.again = now + pause(tried.looks - 1);
+                tried.checks += 1;
+                tried.again = now + pause(tried.checks - 1);
                 Some((error, true, "its layout is still due: gpushd looks again by itself".to_owned()))
             }
             Outcome::Failed(error) if tried.attempts + 1 < ATTEMPTS => {
@@ -175,8 +180,8 @@ impl Layouts {
         if let Some(one) = &gpu.overridden {
             error.causes.push(format!("this layout is an override by {}", words::actor(&one.by)));
         }
-        if !again || tried.said != error.message {
-            tried.said.clone_from(&error.message);
+        if !again || tried.logged != error.message {
+            tried.logged.clone_from(&error.message);
             give::log(gpu, &error.clone().cause(outlook.clone()));
         }
         error.causes.push(outlook);
@@ -191,7 +196,7 @@ impl Layouts {
         self.record.settled.insert(gpu.uuid.clone());
     }
 
-    /// When to look again for GPUs that can't be identified.
+    /// Returns when to check again for GPUs that cannot be identified.
     fn unidentified(&mut self, handles: &Handles, nameless: &[u32]) -> Option<Instant> {
         if nameless.is_empty() {
             handles.startup.forget(&Subject::Unidentified);
@@ -204,8 +209,8 @@ impl Layouts {
         handles
             .startup
             .note(Subject::Unidentified, error.hint("see the kernel's log: `dmesg | grep -i -e nvrm -e xid`"));
-        self.looks += 1;
-        Some(Instant::now() + pause(self.looks - 1))
+        self.checks += 1;
+        Some(Instant::now() + pause(self.checks - 1))
     }
 
     async fn write(&self, handles: &Handles) {
@@ -225,7 +230,7 @@ impl Layouts {
     }
 }
 
-/// Whether a GPU of a mode is brought to it by an operation.
+/// Whether an operation puts GPUs into this mode.
 pub(super) fn is_given(mode: Mode) -> bool {
     match mode {
         Mode::Mig | Mode::Mps => true,
@@ -233,17 +238,10 @@ pub(super) fn is_given(mode: Mode) -> bool {
     }
 }
 
-/// The command that tries again. On a GPU with an override, naming the GPU would end that.
-fn apply_again(gpu: &Gpu) -> String {
-    match gpu.overridden {
-        Some(_) => "`gpushctl mig apply`".to_owned(),
-        None => format!("`gpushctl apply {}`", gpu.index),
-    }
-}
-
-/// What is to be done with a GPU whose layout may be due, done.
+/// Applies the layout of a GPU if it is due.
 async fn attend(handles: &Handles, gpu: &Gpu) -> Outcome {
-    if !is_given(gpu.mode) || handles.startup.is_left(&gpu.uuid) {
+    let is_changed_by_caller = handles.startup.is_left(&gpu.uuid) || handles.operations.began_on(&gpu.uuid);
+    if !is_given(gpu.mode) || is_changed_by_caller {
         return Outcome::Given;
     }
     let not_yet = |what: &str| {

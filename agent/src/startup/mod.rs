@@ -258,8 +258,8 @@ async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
         tasks.spawn(async move {
             match give::give(&handles, "mig.reconcile", &gpu).await {
                 Outcome::Given | Outcome::Stopping => true,
-                Outcome::Theirs(error) => {
-                    tracing::info!(gpu = gpu.uuid, "left alone: {error}");
+                Outcome::Cancelled(error) | Outcome::Busy(error) => {
+                    tracing::info!(gpu = gpu.uuid, "its drift is not corrected now: {error}");
                     false
                 }
                 Outcome::Never(error) | Outcome::NotYet(error) | Outcome::Failed(error) => {

@@ -41,9 +41,10 @@ pub use health::{
     Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,
 };
 pub use lease::{
-    EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId, LeaseKind,
-    LeaseMember, LeaseQueuePosition, LeaseRenewRequest, LeaseRequest, LeaseRevocation, LeaseRevokeRequest, LeaseShare,
-    LeaseState, LeaseWait, MOST_MEMBERS, MemberShare, NotALeaseId,
+    AtLeaseEnd, EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId,
+    LeaseKind, LeaseMember, LeaseOwner, LeaseQueuePosition, LeaseRenewRequest, LeaseRequest, LeaseRequirement,
+    LeaseRevocation, LeaseRevokeRequest, LeaseShare, LeaseState, LeaseTerms, LeaseWait, MOST_MEMBERS, MemberShare,
+    NotALeaseId,
 };
 pub use mps::{
     BadValue, MPS_CLIENTS, MemoryLimit, MpsClient, MpsComputeMode, MpsDaemon, MpsEndRequest, MpsLog, MpsLogs,

@@ -155,7 +155,10 @@ pub struct Operation {
     pub plans: Vec<GpuPlan>,
     /// Progress, one a GPU, in the order of `plans`.
     pub progress: Vec<StepState>,
-    /// What else happened to it, oldest first: a restart of gpushd, what it waits for.
+    /// What it waits for before it can begin, one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits_for: Vec<String>,
+    /// Other occurrences, oldest first: a restart of gpushd, what it waited for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// What went wrong as a whole.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::ApiError, mps::MpsPolicy, overrides::Override, timeslice::TimeslicePolicy};
+use crate::{error::ApiError, lease::LeaseTerms, mps::MpsPolicy, overrides::Override, timeslice::TimeslicePolicy};
 
 /// How a GPU is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ pub struct RuleView {
     pub gpus: Vec<String>,
     /// Mode.
     pub mode: Mode,
-    /// Layout for mode `mig`: a name or entries, in canonical text.
+    /// Layout for mode `mig`: a name, entries in canonical text, or `dynamic`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<Vec<String>>,
     /// How clients of MPS share what it claims, in mode `mps`; in mode `mig`, where it is for MIG devices
@@ -66,6 +66,9 @@ pub struct RuleView {
     /// How holders of what it claims take turns, in mode `timeslice`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeslice: Option<TimeslicePolicy>,
+    /// How its GPUs are leased; absent in mode `unmanaged`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseTerms>,
     /// Indexes of the GPUs that it claims now.
     pub claims: Vec<u32>,
 }
@@ -124,6 +127,9 @@ pub struct WantedView {
     /// How holders take turns, as in [`RuleView`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeslice: Option<TimeslicePolicy>,
+    /// How it is leased, as in [`RuleView`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseTerms>,
 }
 
 /// One GPU: what the file says, what is in force, what stands.

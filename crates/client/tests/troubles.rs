@@ -138,6 +138,7 @@ fn operation() -> Vec<u8> {
         reason: None,
         plans: Vec::new(),
         progress: Vec::new(),
+        waits_for: Vec::new(),
         notes: Vec::new(),
         error: None,
     };

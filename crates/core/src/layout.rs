@@ -32,7 +32,7 @@ pub use grammar::LayoutError;
 /// The reserved word for the empty layout.
 pub const NONE: &str = "none";
 
-/// The reserved word for layouts made on demand by leases; not built yet.
+/// The reserved word for layouts whose instances are created on demand by leases. Only config rules have it.
 pub const DYNAMIC: &str = "dynamic";
 
 /// Most instances that one entry may ask for: no GPU holds more GPU instances.

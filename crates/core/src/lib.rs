@@ -8,6 +8,7 @@ pub mod diagnostic;
 pub mod duration;
 pub mod geometry;
 pub mod holders;
+pub mod isolation;
 pub mod layout;
 pub mod lease;
 pub mod nearest;

@@ -87,7 +87,7 @@ mod tests {
     }
 
     const TURNS: &str = "[[gpu]]\nmatch = [\"0-3\"]\nmode = \"timeslice\"\n\
-        timeslice = { replicas = 4, level = \"long\", compute_mode = \"exclusive_process\" }\n\
+        timeslice = { replicas = 1, level = \"long\", compute_mode = \"exclusive_process\" }\n\
         [[gpu]]\nmatch = [\"4\"]\nmode = \"exclusive\"\n";
 
     /// Eight GPUs with MIG mode off.
@@ -103,7 +103,7 @@ mod tests {
     fn whole_gpus_at_hand_are_kept_and_others_let_go() {
         let config = config(TURNS);
         let policy = TimeslicePolicy {
-            replicas: 4,
+            replicas: 1,
             level: TimesliceLevel::Long,
             compute_mode: Some(ComputeMode::ExclusiveProcess),
         };
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(gpus[2].drift, ["it has no time-slice levels, the config wants long"]);
         assert!(gpus[3].drift.is_empty(), "what is not known does not differ");
         let unread = gpus[3].timeslice.as_ref().unwrap();
-        assert_eq!((unread.state, unread.replicas, unread.wanted), (TimesliceState::Unknown, 4, TimesliceLevel::Long));
+        assert_eq!((unread.state, unread.replicas, unread.wanted), (TimesliceState::Unknown, 1, TimesliceLevel::Long));
         assert_eq!((&gpus[4].timeslice, &gpus[5].timeslice), (&None, &None));
         let mig = gpus[0].mig.as_mut().unwrap();
         (mig.enabled, mig.pending) = (true, true);

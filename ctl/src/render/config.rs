@@ -1,6 +1,7 @@
 //! The config in force, as tables.
 
 use gpush_api::{ApiError, ConfigView, Gpu, GpuPlan, PendingRestart, Plans, RuleView};
+use gpush_core::isolation;
 
 use super::{
     Look,
@@ -85,6 +86,16 @@ fn is_cut(plan: &GpuPlan) -> bool {
     plan.layout.iter().any(|entry| entry != "none")
 }
 
+/// What the mechanism of each rule keeps apart, a line each.
+fn isolation(view: &ConfigView, look: &Look) -> String {
+    let lines = view.rules.iter().flat_map(|rule| {
+        let first = format!("{}: ", look.clean(&rule.name));
+        look.wrap(&first, &isolation::sentence(view, rule))
+    });
+    let text: String = lines.map(|line| paint(QUIET, &line) + "\n").collect();
+    if text.is_empty() { text } else { format!("\n{text}") }
+}
+
 /// `gpushctl config check` of a file without errors; `gpus` are those of the offline host, if one was
 /// named.
 pub(crate) fn checked(
@@ -102,12 +113,13 @@ pub(crate) fn checked(
         lines.map(|line| paint(NOTE, &line) + "\n").collect::<String>()
     };
     if gpus.is_empty() {
-        return out + &remarks();
+        return out + &isolation(view, look) + &remarks();
     }
     if !view.rules.is_empty() {
         out.push('\n');
         out += &rules(&view.rules, look);
     }
+    out += &isolation(view, look);
     let free: Vec<u32> =
         gpus.iter().map(|g| g.index).filter(|index| !view.rules.iter().any(|r| r.claims.contains(index))).collect();
     if !free.is_empty() {

@@ -302,6 +302,7 @@ pub(crate) fn operation(state: OperationState) -> Operation {
         created_at: Timestamp::from_second(READ_AT).unwrap(),
         ended_at: state.is_final().then(|| Timestamp::from_second(READ_AT + 2).unwrap()),
         reason: None,
+        waits_for: Vec::new(),
         notes: Vec::new(),
         progress: progress.collect(),
         plans,

@@ -110,9 +110,11 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         let text = look.wrap("", &format!("{}: as wanted, nothing to do", gpu_numbers(&same)));
         out.extend(text.iter().map(|l| paint(QUIET, l)));
     }
-    // The error of an operation that never started says what it waited for, as its notes do.
-    let repeated = operation.state == OperationState::RolledBack && !operation.begun;
-    for note in operation.notes.iter().filter(|_| !repeated) {
+    if !operation.waits_for.is_empty() {
+        let text = format!("waits: {}", operation.waits_for.join("; "));
+        out.extend(look.wrap("", &look.clean(&text)).iter().map(|line| paint(QUIET, line)));
+    }
+    for note in &operation.notes {
         out.extend(look.wrap("", &look.clean(note)).iter().map(|line| paint(QUIET, line)));
     }
     match operation.state {

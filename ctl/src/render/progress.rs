@@ -72,11 +72,13 @@ impl Progress {
             self.told = vec![(false, None); operation.plans.len()];
             self.steps = steps;
         }
-        // While it waits, a new reason replaces the old one, so notes are compared by text.
-        for note in operation.notes.iter().filter(|note| !self.noted.contains(note)).cloned().collect::<Vec<_>>() {
+        let waits = (!operation.waits_for.is_empty()).then(|| format!("waits: {}", operation.waits_for.join("; ")));
+        let notes: Vec<String> = operation.notes.iter().cloned().chain(waits).collect();
+        // A new reason to wait replaces the old one, and old notes may be dropped, so notes are compared by text.
+        for note in notes.iter().filter(|note| !self.noted.contains(note)).cloned().collect::<Vec<_>>() {
             self.say(&look.clean(&note));
         }
-        self.noted.clone_from(&operation.notes);
+        self.noted = notes;
         if let Shown::Lines(out) = &mut self.shown
             && !self.begun
             && let Some(line) = beginning(operation)
@@ -245,10 +247,10 @@ mod tests {
         waiting.progress[0].total = 0;
         let mut progress = Progress::to(Box::new(sink.clone()), &waiting);
         progress.update(&waiting, &look);
-        waiting.notes.push("waits: GPU 0 is in use; alice\u{1b}[2J 4711".into());
+        waiting.waits_for = vec!["GPU 0 is in use".into(), "alice\u{1b}[2J 4711".into()];
         progress.update(&waiting, &look);
         progress.update(&waiting, &look);
-        let mut running = Operation { notes: waiting.notes.clone(), ..begun };
+        let mut running = begun;
         running.progress[0].done = 1;
         progress.update(&running, &look);
         progress.end();

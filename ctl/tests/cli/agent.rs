@@ -112,6 +112,7 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
         created_at: now,
         ended_at: state.is_final().then_some(now),
         reason: None,
+        waits_for: Vec::new(),
         notes: Vec::new(),
         plans: vec![plan(), as_wanted()],
         progress: vec![progress(0, done, 4), progress(1, 0, 0)],

@@ -19,7 +19,7 @@ fn wait_for(agent: &Agent, gpus: &[&str], entries: &[&str], seconds: u64) -> Ope
 }
 
 fn is_waiting(operation: &Operation) -> bool {
-    operation.state == OperationState::Waiting && !operation.notes.is_empty()
+    operation.state == OperationState::Waiting && !operation.waits_for.is_empty()
 }
 
 /// A GPU with one instance, and a process in it.
@@ -57,8 +57,9 @@ fn one_that_waits_begins_by_itself_when_the_instance_is_idle() {
     let refused = agent.begin(&["0"], &["7g.80gb"]).unwrap_err();
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     let operation = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
-    assert!(!operation.begun && operation.notes[0].starts_with("waits: "), "{operation:?}");
-    assert!(!operation.notes[0].contains(&pid.to_string()), "everybody may read it: {:?}", operation.notes);
+    assert!(!operation.begun && !operation.waits_for.is_empty(), "{operation:?}");
+    let reasons = operation.waits_for.join("; ");
+    assert!(!reasons.contains(&pid.to_string()), "every user may read it: {reasons}");
     // It holds nothing meanwhile: what is in nobody's way goes on.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);
     host.end_process(pid);
@@ -67,7 +68,7 @@ fn one_that_waits_begins_by_itself_when_the_instance_is_idle() {
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     // What it waited for is over, as the agent remembers it and as the journal has it.
     for told in [&operation, &agent.operation(&operation.id)] {
-        assert!(told.begun && told.notes[0].starts_with("it waited: "), "{told:?}");
+        assert!(told.begun && told.waits_for.is_empty() && told.notes[0].starts_with("it waited: "), "{told:?}");
     }
     // What it did is what it shows: planned anew when it began.
     assert!(operation.progress[0].done > 0 && operation.progress[0].done == operation.progress[0].total);
@@ -299,4 +300,28 @@ fn a_state_is_changed_once_under_one_key_however_many_ask_at_once() {
     };
     at_once("/v1/maintenance/enter", "k-4", &no_handle_is_open);
     assert_eq!(recorded("maintenance.enter"), 1);
+}
+
+/// Both operations wait for a process. When both processes have ended, the reading that precedes the first operation
+/// hangs.
+#[test]
+fn operation_that_waits_begins_while_a_reading_of_another_gpu_hangs() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "[driver]\nread_ms = 60000\n");
+    let users: Vec<u32> = [0, 1]
+        .map(|gpu: usize| {
+            assert_eq!(agent.apply(&[&gpu.to_string()], &["3g.40gb@4"]).state, OperationState::Done);
+            host.process(&format!("--gpu {gpu} --gi {} --ci 0 --memory 100", gi_at(&host, gpu, 4)))
+        })
+        .into();
+    let hangs = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
+    let works = agent.follow_until(wait_for(&agent, &["1"], &["7g.80gb"], 3600), is_waiting);
+    // The first reading shows that GPU 0 is idle, and the operation claims it.
+    host.fault("nvmlDeviceGetComputeMode --gpu 0 --after 1 --hang");
+    host.end_process(users[0]);
+    let has_fired = || host.sim("fault", &["list"]).contains("fired 1]");
+    agent.await_that("the reading that hangs", has_fired);
+    host.end_process(users[1]);
+    assert_eq!(agent.follow(works).state, OperationState::Done);
+    assert!(!agent.operation(&hangs.id).begun);
 }

@@ -19,7 +19,7 @@ const THREE: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = false\ncount = 2\n[[gpu
 
 /// The first GPU and the last take long turns, one program at a time.
 const LONG: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"timeslice\"\n\
-    timeslice = { replicas = 4, level = \"long\", compute_mode = \"exclusive_process\" }\n";
+    timeslice = { replicas = 1, level = \"long\", compute_mode = \"exclusive_process\" }\n";
 
 /// Nobody takes turns.
 const NOBODY: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"exclusive\"\n";
@@ -92,7 +92,7 @@ fn it_is_set_at_start_read_back_and_not_set_again_by_the_next_agent() {
     let of = |gpu, value: &str| (Some(gpu), format!("value={value}"));
     assert_eq!(sets(&host), [of(0, "Long"), of(2, "Long")]);
     let view = turns(&agent, 0);
-    assert_eq!((view.replicas, view.wanted, view.state), (4, TimesliceLevel::Long, TimesliceState::Known));
+    assert_eq!((view.replicas, view.wanted, view.state), (1, TimesliceLevel::Long, TimesliceState::Known));
     assert!(view.since.is_some() && view.reason.is_none(), "{view:?}");
     assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
     assert_eq!(agent.gpu(1).timeslice, None);

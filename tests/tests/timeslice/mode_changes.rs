@@ -14,7 +14,7 @@ const HOPPER: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n";
 const MIG: &str = "mode = \"mig\"\nlayout = [\"3g.40gb*2\"]";
 const MPS: &str = "mode = \"mps\"";
 const TURNS: &str =
-    "mode = \"timeslice\"\ntimeslice = { replicas = 4, level = \"long\", compute_mode = \"exclusive_process\" }";
+    "mode = \"timeslice\"\ntimeslice = { replicas = 1, level = \"long\", compute_mode = \"exclusive_process\" }";
 
 fn rule(how: &str) -> String {
     format!("[[gpu]]\nmatch = [\"0\"]\n{how}\n")

@@ -3,7 +3,7 @@
 use gpush_api::{Gpu, GpuDiff, WantedView};
 
 use super::{Wish, claims, wishes};
-use crate::config::Config;
+use crate::{config::Config, layout::DYNAMIC};
 
 /// What a config wants of each GPU, in order, overrides left out.
 fn by_rule(config: &Config, gpus: &[Gpu]) -> Vec<WantedView> {
@@ -12,9 +12,13 @@ fn by_rule(config: &Config, gpus: &[Gpu]) -> Vec<WantedView> {
         WantedView {
             mode: wish.mode,
             rule: wish.rule,
-            layout: wish.configured.map(|layout| layout.canonical()),
+            layout: match rule {
+                Some(rule) if rule.is_dynamic() => Some(vec![DYNAMIC.to_owned()]),
+                Some(_) | None => wish.configured.map(|layout| layout.canonical()),
+            },
             mps: rule.and_then(|rule| rule.mps.clone()),
             timeslice: rule.and_then(|rule| rule.timeslice.clone()),
+            lease: rule.and_then(|rule| rule.lease),
         }
     };
     wishes(config, gpus).into_iter().zip(claims(config, gpus)).map(view).collect()

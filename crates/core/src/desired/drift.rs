@@ -37,6 +37,7 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
                 // It could not be read: what it has is not known.
                 GpuState::Unknown | GpuState::Lost => Vec::new(),
             },
+            (Some(mig), None) if wish.dynamic => mode_drift(mig),
             (Some(_), None) if gpu.overridden.is_some() => {
                 vec!["the layout of its override is not known to this gpushd".to_owned()]
             }
@@ -58,13 +59,23 @@ pub(crate) fn not_whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
     }
 }
 
-fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
-    let mut drift = Vec::new();
+/// How the MIG mode differs from on.
+fn mode_drift(mig: &Mig) -> Vec<String> {
     match (mig.enabled, mig.pending) {
-        (false, true) => return vec!["MIG mode is off until the GPU is reset".to_owned()],
-        (false, false) => return vec!["MIG mode is off".to_owned(), format!("missing {layout}")],
-        (true, false) => drift.push("MIG mode goes off with the next reset, the config wants it on".to_owned()),
-        (true, true) => {}
+        (false, true) => vec!["MIG mode is off until the GPU is reset".to_owned()],
+        (false, false) => vec!["MIG mode is off".to_owned()],
+        (true, false) => vec!["MIG mode goes off with the next reset, the config wants it on".to_owned()],
+        (true, true) => Vec::new(),
+    }
+}
+
+fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
+    let mut drift = mode_drift(mig);
+    if !mig.enabled {
+        if !mig.pending {
+            drift.push(format!("missing {layout}"));
+        }
+        return drift;
     }
     if mig.profiles.is_empty() {
         drift.push(format!("its MIG profiles are not known, so it can't be compared with the layout {layout}"));

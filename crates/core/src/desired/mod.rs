@@ -14,8 +14,8 @@
 use gpush_api::{ComputeMode, Gpu, GpuState, Mode, TimeslicePolicy};
 
 use crate::{
-    config::{Config, Rule},
-    layout::Layout,
+    config::{Config, QuotaRule, Rule},
+    layout::{DYNAMIC, Layout},
     sharing,
 };
 
@@ -46,11 +46,39 @@ pub struct Wish {
     pub layout: Option<Layout>,
     /// The rule's own layout, in mode `mig`.
     pub configured: Option<Layout>,
+    /// Whether the rule's own layout is `dynamic`.
+    pub dynamic_rule: bool,
+    /// Whether leases create the instances: the rule's layout is `dynamic`, and no override replaces it.
+    pub dynamic: bool,
     /// How holders take turns, in mode `timeslice`.
     pub timeslice: Option<TimeslicePolicy>,
 }
 
 impl Wish {
+    /// The wish for a GPU without a rule.
+    fn unmanaged() -> Self {
+        Self {
+            mode: Mode::Unmanaged,
+            rule: None,
+            layout: None,
+            configured: None,
+            dynamic_rule: false,
+            dynamic: false,
+            timeslice: None,
+        }
+    }
+
+    /// Whether the rule has a layout: instances, or `dynamic`.
+    pub(super) fn has_rule_layout(&self) -> bool {
+        self.configured.is_some() || self.dynamic_rule
+    }
+
+    /// The layout as the API shows it.
+    #[must_use]
+    pub fn layout_view(&self) -> Option<Vec<String>> {
+        if self.dynamic { Some(vec![DYNAMIC.to_owned()]) } else { self.layout.as_ref().map(Layout::canonical) }
+    }
+
     /// Whether the config wants the GPU uncut.
     #[must_use]
     pub fn wants_whole(&self) -> bool {
@@ -84,7 +112,7 @@ pub fn wishes(config: &Config, gpus: &[Gpu]) -> Vec<Wish> {
 #[must_use]
 pub fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
     let Some((position, rule)) = claimed.and_then(|position| Some((position, config.rules.get(position)?))) else {
-        return Wish { mode: Mode::Unmanaged, rule: None, layout: None, configured: None, timeslice: None };
+        return Wish::unmanaged();
     };
     let configured = if rule.mode == Mode::Mig { config.layout_of(rule) } else { None };
     let layout = match &gpu.overridden {
@@ -93,7 +121,9 @@ pub fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
         Some(_) | None => configured.clone(),
     };
     let timeslice = rule.timeslice.clone().filter(|_| rule.mode == Mode::Timeslice);
-    Wish { mode: rule.mode, rule: Some(rule.label(position)), layout, configured, timeslice }
+    let dynamic_rule = rule.is_dynamic();
+    let dynamic = dynamic_rule && gpu.overridden.is_none();
+    Wish { mode: rule.mode, rule: Some(rule.label(position)), layout, configured, dynamic_rule, dynamic, timeslice }
 }
 
 /// Writes the desired state, and how the GPU differs from it, into the reading of one GPU: the fields `mode`,
@@ -105,8 +135,8 @@ pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) {
     gpu.drift = if gpu.state == GpuState::Lost { Vec::new() } else { drift(&wish, gpu) };
     gpu.timeslice = turns::view(&wish, gpu);
     gpu.mode = wish.mode;
+    gpu.layout = wish.layout_view();
     gpu.rule = wish.rule;
-    gpu.layout = wish.layout.map(|layout| layout.canonical());
 }
 
 /// [`describe`]s all GPUs of a host.
@@ -140,22 +170,30 @@ pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
             findings.push(format!("{label} claims no GPU: earlier rules have all that it matches"));
         }
     }
+    findings.extend(quota_selectors(config, gpus));
     findings.extend(sharing::unfit(config, gpus));
     findings
 }
 
-/// What of a rule's turns contradicts itself: that it is wanted is for the administrator to say.
+/// Selectors of quotas that match no GPU, one sentence each.
+fn quota_selectors(config: &Config, gpus: &[Gpu]) -> Vec<String> {
+    let of = |(position, quota): (usize, &QuotaRule)| {
+        let selectors = quota.gpus.iter().flatten().filter(|selector| selector.matching(gpus).is_empty());
+        selectors
+            .map(move |selector| format!("quota {}: `{selector}` matches no GPU of this host", position + 1))
+            .collect::<Vec<_>>()
+    };
+    config.quotas.iter().enumerate().flat_map(of).collect()
+}
+
+/// Says that a rule's compute mode admits no process. The config refuses replicas that exceed the compute mode.
 fn at_odds(rule: &Rule) -> Option<String> {
     let TimeslicePolicy { replicas, compute_mode, .. } = rule.timeslice.as_ref()?;
-    let mode = (*compute_mode)?;
-    let lets_in = match mode {
-        ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread if *replicas > 1 => "one process",
-        ComputeMode::Default | ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread => return None,
-        ComputeMode::Prohibited => "none",
-    };
-    let holders = if *replicas == 1 { "one holder".to_owned() } else { format!("{replicas} holders") };
-    let mode = mode.name().to_ascii_lowercase();
-    Some(format!("compute mode {mode} lets {lets_in} compute, and the rule wants {holders} at a time"))
+    if *compute_mode != Some(ComputeMode::Prohibited) {
+        return None;
+    }
+    let holders = if *replicas == 1 { "1 holder".to_owned() } else { format!("{replicas} holders") };
+    Some(format!("compute mode prohibited admits no process, and the rule allows {holders} at a time"))
 }
 
 fn rule_label(rule: &Rule, position: usize) -> String {

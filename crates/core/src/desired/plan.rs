@@ -5,15 +5,15 @@
 //! all of them and a lost GPU does not hide the others.
 
 use gpush_api::{
-    ApiError, Code, Gpu, GpuPlan, GpuState, InstanceStep, LayoutSource, MigModeStep, Mode, PlanRequest, Plans, Refusal,
-    Step, USERS_UNKNOWN,
+    ApiError, Code, Gpu, GpuInstance, GpuPlan, GpuState, InstanceStep, LayoutSource, MigModeStep, Mode, PlanRequest,
+    Plans, Refusal, Step, USERS_UNKNOWN,
 };
 
 use super::{Wish, each, mode, way_out, wishes};
 use crate::{
     config::Config,
     geometry::Geometry,
-    layout::{self, Layout, NONE},
+    layout::{self, DYNAMIC, Layout, NONE},
     nearest::nearest,
     plan::{self, Target},
     preset::UUID_PREFIX,
@@ -21,6 +21,17 @@ use crate::{
     refusal,
     selector::{Selector, inventory},
 };
+
+/// What a request wants of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Aim {
+    /// MIG mode off.
+    Whole,
+    /// MIG mode on, with exactly these instances.
+    Layout(Layout),
+    /// MIG mode on, with the instances that it has: leases create and destroy them.
+    Dynamic,
+}
 
 /// Plans what a request asks of a host.
 ///
@@ -46,27 +57,33 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
     let mut wanted = Vec::new();
     for at in chosen {
         let (gpu, wish) = (&gpus[at], &wishes[at]);
-        if given.is_none() && wish.wants_whole() {
-            wanted.push((gpu, wish, None));
-            continue;
-        }
-        let layout = match &given {
-            Some(layout) => layout.clone(),
-            None => configured(gpu, wish, named && request.layout == LayoutSource::Config, others)?,
+        let own = named && request.layout == LayoutSource::Config;
+        let aim = match &given {
+            Some(layout) => Aim::Layout(layout.clone()),
+            None if wish.wants_whole() => Aim::Whole,
+            None if wish.dynamic || (own && wish.dynamic_rule) => Aim::Dynamic,
+            None => Aim::Layout(configured(gpu, wish, own, others)?),
         };
-        claimed_otherwise(gpu, wish, others)?;
-        wanted.push((gpu, wish, Some(layout)));
+        if aim != Aim::Whole {
+            claimed_otherwise(gpu, wish, others)?;
+        }
+        wanted.push((gpu, wish, aim));
     }
     let explicit = given.is_some();
-    let plan = |(gpu, wish, layout): &(&Gpu, &Wish, Option<Layout>)| {
-        let Some(layout) = layout else { return each::whole(gpu) };
-        match workable(gpu, named) {
-            Ok(()) if gpu.mig.is_none() => {
+    let plan = |(gpu, wish, aim): &(&Gpu, &Wish, Aim)| {
+        let empty = match aim {
+            Aim::Whole => return each::whole(gpu),
+            Aim::Layout(layout) => no_plan(gpu, layout),
+            Aim::Dynamic => GpuPlan { layout: vec![DYNAMIC.to_owned()], ..no_plan(gpu, &Layout::none()) },
+        };
+        match (workable(gpu, named), aim) {
+            (Ok(()), _) if gpu.mig.is_none() => {
                 let refusal = Some(Refusal::NoMig);
-                GpuPlan { refusal, error: Some(no_mig(gpu, wish, others)), ..no_plan(gpu, layout) }
+                GpuPlan { refusal, error: Some(no_mig(gpu, wish, others)), ..empty }
             }
-            Ok(()) => plan_gpu(gpu, layout, explicit),
-            Err(error) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
+            (Ok(()), Aim::Layout(layout)) => plan_gpu(gpu, layout, explicit),
+            (Ok(()), Aim::Dynamic | Aim::Whole) => plan_dynamic(gpu, empty),
+            (Err(error), _) => GpuPlan { error: Some(error), ..empty },
         }
     };
     let mut plans: Vec<GpuPlan> = wanted.iter().map(plan).collect();
@@ -96,11 +113,10 @@ fn given(config: &Config, source: &LayoutSource) -> Result<Option<Layout>, ApiEr
 }
 
 fn no_layout(config: &Config, name: &str) -> ApiError {
-    if name.eq_ignore_ascii_case(layout::DYNAMIC) {
-        return match Layout::parse(name) {
-            Err(error) => error.into(),
-            Ok(_) => ApiError::new(Code::Unsupported, format!("`{name}` layouts are not built yet")),
-        };
+    if name.eq_ignore_ascii_case(layout::DYNAMIC)
+        && let Err(error) = Layout::parse(name)
+    {
+        return error.into();
     }
     // `none` takes instances away: nobody is talked into it.
     let known: Vec<&str> = config.layouts.keys().map(String::as_str).filter(|name| *name != NONE).collect();
@@ -166,7 +182,7 @@ fn configured(gpu: &Gpu, wish: &Wish, own: bool, others: Option<&str>) -> Result
     if let Some(layout) = if own { &wish.configured } else { &wish.layout } {
         return Ok(layout.clone());
     }
-    if wish.configured.is_some() {
+    if wish.has_rule_layout() {
         let message = format!("the layout of the override on {} is not known to this gpushd", label(gpu));
         let clear = format!("`gpushctl config overrides clear {}` ends it", gpu.index);
         return Err(ApiError::new(Code::Unsupported, message).hint(clear));
@@ -298,6 +314,25 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
             error => GpuPlan { error, ..answer.without_steps() },
         },
         Err(refusal) => refused(answer.without_steps(), refusal),
+    }
+}
+
+/// Plans a GPU whose layout is `dynamic`: MIG mode is enabled, and each instance stays.
+fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
+    let Some(mig) = &gpu.mig else { return refused(gpu, answer, Refusal::NoMig) };
+    if mig.enabled {
+        let mut keeps: Vec<&GpuInstance> = mig.instances.iter().collect();
+        keeps.sort_by_key(|instance| instance.placement);
+        answer.keeps = keeps.into_iter().map(|instance| instance.id).collect();
+        return answer;
+    }
+    if let Some(refusal) = mode::used_whole(gpu) {
+        return refused(gpu, answer, refusal);
+    }
+    answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
+    match users_unknown(gpu, true, &[]) {
+        None => answer,
+        error => GpuPlan { error, ..answer.without_steps() },
     }
 }
 

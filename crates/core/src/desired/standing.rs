@@ -43,7 +43,10 @@ pub fn standing(config: &Config, gpus: &[Gpu], request: &PlanRequest, plans: &[G
     let of = |plan: &GpuPlan| {
         let Some(at) = gpus.iter().position(|gpu| gpu.uuid == plan.uuid) else { return Standing::Stays };
         let wish = &wishes[at];
-        let Some(own) = wish.configured.as_ref().filter(|_| wish.mode == Mode::Mig) else { return Standing::Stays };
+        if wish.mode != Mode::Mig || !wish.has_rule_layout() {
+            return Standing::Stays;
+        }
+        let is_own = |layout: &[String]| wish.configured.as_ref().is_some_and(|own| same(own, layout));
         match &request.layout {
             LayoutSource::Wanted => Standing::Stays,
             LayoutSource::Config if request.gpus.is_empty() => Standing::Stays,
@@ -55,7 +58,7 @@ pub fn standing(config: &Config, gpus: &[Gpu], request: &PlanRequest, plans: &[G
             {
                 Standing::Stays
             }
-            LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) if same(own, &plan.layout) => {
+            LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) if is_own(&plan.layout) => {
                 Standing::Ended
             }
             LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => {

@@ -224,10 +224,14 @@ mode = "unmanaged"
         findings(&Config::parse(&text, "config.toml").unwrap(), &host)
     };
     assert!(turns("replicas = 1000").is_empty() && turns("compute_mode = \"exclusive_process\"").is_empty());
-    let mode = "compute mode exclusive_process lets one process compute";
-    let contradicts = turns("replicas = 4, compute_mode = \"exclusive_process\"");
-    assert_eq!(contradicts, [format!("rule 1: {mode}, and the rule wants 4 holders at a time")]);
-    assert_eq!(turns("compute_mode = \"prohibited\"").len(), 1);
+    let admits_none = turns("replicas = 4, compute_mode = \"prohibited\"");
+    assert_eq!(
+        admits_none,
+        ["rule 1: compute mode prohibited admits no process, and the rule allows 4 holders at a time"]
+    );
+    let text = "[[quota]]\neverybody = true\ngpus = [\"0\", \"*H100*\"]\n";
+    let quotas = findings(&Config::parse(text, "config.toml").unwrap(), &host());
+    assert_eq!(quotas, ["quota 1: `*h100*` matches no GPU of this host"]);
     assert!(turns("level = \"long\"")[0].contains("is older than Turing"));
 }
 

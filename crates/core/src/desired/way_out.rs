@@ -24,7 +24,7 @@ pub(super) fn example(gpu: &Gpu) -> Option<&str> {
 /// `--gpu 0-2,5`; nothing when there is none.
 pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<String> {
     let free = |wish: &Wish| match by_rule {
-        true => wish.configured.is_some(),
+        true => wish.has_rule_layout(),
         false => wish.mode == Mode::Mig || wish.rule.is_none(),
     };
     let works = |gpu: &Gpu| match gpu.state {

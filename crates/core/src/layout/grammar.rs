@@ -81,8 +81,8 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
                 not_built: true,
                 ..piece.error(
                     piece.span.clone(),
-                    format!("`{DYNAMIC}` layouts are not built yet"),
-                    "write the instances that the GPU shall have, such as 3g.40gb,1g.10gb*2",
+                    format!("the layout `{DYNAMIC}` is for config rules only"),
+                    "list instances, such as 3g.40gb,1g.10gb*2; a rule with layout = \"dynamic\" creates them on demand",
                 )
             }),
             _ => match entry(piece) {

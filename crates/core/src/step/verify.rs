@@ -5,7 +5,11 @@ use std::collections::BTreeSet;
 use gpush_api::{ApiError, GpuInstance, GpuPlan, InstanceStep, Mig, Placement};
 
 use super::describe_instance;
-use crate::{geometry::Geometry, layout::Layout, plan, refusal};
+use crate::{
+    geometry::Geometry,
+    layout::{DYNAMIC, Layout},
+    plan, refusal,
+};
 
 /// What a reading says about a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +117,10 @@ pub fn difference(plan: &GpuPlan, label: &str, now: Option<&Mig>) -> Option<Stri
     }
     if !mig.enabled {
         return Some("MIG mode is off".to_owned());
+    }
+    // Any instances are as desired: leases create and destroy them.
+    if plan.layout == [DYNAMIC] {
+        return None;
     }
     let layout = match Layout::parse_list(&plan.layout) {
         Ok(layout) => layout,

@@ -12,6 +12,7 @@ fn the_config_in_force() {
         layout: layout.map(|l| l.iter().map(|e| (*e).to_owned()).collect()),
         mps: None,
         timeslice: None,
+        lease: None,
         claims: claims.to_vec(),
     };
     let limits = MpsSettings {
@@ -118,6 +119,7 @@ fn what_a_file_changes() {
         layout: layout.map(|entry| vec![entry.to_owned()]),
         mps: None,
         timeslice: None,
+        lease: None,
     };
     let gpu = |gpu, in_file: Option<WantedView>, in_force, stands: &[&str]| GpuDiff {
         gpu,

@@ -15,7 +15,7 @@ proptest! {
                 gpus: vec!["all".to_owned()],
                 layout: LayoutSource::Entries(layout.canonical()),
             });
-            let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None, timeslice: None };
+            let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None, dynamic_rule: false, dynamic: false, timeslice: None };
             if plan.refusal.is_some() {
                 prop_assert!(!drift(&wish, &gpu).is_empty(), "{text}");
                 continue;
@@ -54,7 +54,7 @@ proptest! {
             let layout = LayoutSource::Entries(vec![names[which].to_owned()]);
             let _ = plan_host(&Config::default(), &gpus, &request(&["all"], layout));
             let layout = Layout::parse(names[which]).ok();
-            let wish = Wish { mode: Mode::Mig, rule: None, layout, configured: None, timeslice: None };
+            let wish = Wish { mode: Mode::Mig, rule: None, layout, configured: None, dynamic_rule: false, dynamic: false, timeslice: None };
             for gpu in &gpus {
                 let _ = drift(&wish, gpu);
             }

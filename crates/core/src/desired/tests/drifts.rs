@@ -37,7 +37,15 @@ fn drift_in_sentences() {
         let layout = Layout::parse(layout).unwrap();
         let mut gpu = host().remove(0);
         set(&mut gpu, instances);
-        let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None, timeslice: None };
+        let wish = Wish {
+            mode: Mode::Mig,
+            rule: None,
+            layout: Some(layout),
+            configured: None,
+            dynamic_rule: false,
+            dynamic: false,
+            timeslice: None,
+        };
         assert_eq!(drift(&wish, &gpu), *expected, "{what}");
     }
     println!("{} drifts", cases.len());
@@ -49,6 +57,8 @@ fn drift_in_sentences() {
         rule: None,
         layout: Some(Layout::parse("3g.40gb").unwrap()),
         configured: None,
+        dynamic_rule: false,
+        dynamic: false,
         timeslice: None,
     };
     assert_eq!(drift(&wish, &gpu), ["compute instances of 3g.40gb@4: missing 3g.40gb"]);
@@ -63,6 +73,8 @@ fn a_reading_without_profiles_is_not_called_drifted_by_guess() {
         rule: None,
         layout: Some(Layout::parse("3g.40gb").unwrap()),
         configured: None,
+        dynamic_rule: false,
+        dynamic: false,
         timeslice: None,
     };
     assert_eq!(drift(&wish, &gpu), ["its MIG profiles are not known, so it can't be compared with the layout 3g.40gb"]);
@@ -82,6 +94,8 @@ fn drift_of_modes() {
                 rule: None,
                 layout: (mode == Mode::Mig).then(|| layout.clone()),
                 configured: None,
+                dynamic_rule: false,
+                dynamic: false,
                 timeslice: None,
             };
             let _ = writeln!(shown, "{mode:?}, MIG {enabled}, pending {pending}: {:?}", drift(&wish, &gpu));
@@ -93,6 +107,8 @@ fn drift_of_modes() {
             rule: None,
             layout: (mode == Mode::Mig).then(|| layout.clone()),
             configured: None,
+            dynamic_rule: false,
+            dynamic: false,
             timeslice: None,
         };
         let _ = writeln!(shown, "{mode:?}, no MIG: {:?}", drift(&wish, &gpu));

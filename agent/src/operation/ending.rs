@@ -1,0 +1,256 @@
+//! The record of an operation's end, and the ends that could not be recorded at once.
+//!
+//! ```text
+//! operation ends ─► record ─┬─ recorded ─► its effects are shown, the journal answers for it
+//!                           └─ refused ──► unrecorded ─┬─ recorded later, by itself
+//!                                                      ├─ recorded before the next operation begins
+//!                                                      └─ gpushd ends: the next one recovers the operation
+//! ```
+//!
+//! An end is one transaction with everything that it changes: overrides, conditions, MPS targets, the audit trail. The
+//! same transaction is tried until it succeeds, so a late end changes the same as one in time. Ends are recorded in
+//! their order, and before any later operation begins, so a late end never replaces what a later operation changed.
+
+use std::{
+    fmt,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use gpush_api::{ApiError, OperationState};
+use gpush_store::{OperationId, StoreError, Tx};
+use tokio::sync::Mutex;
+
+use super::Operations;
+use crate::state::Effect;
+
+/// Pause between two attempts to record an end: the first, and the longest.
+const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// What is recorded together with an end. It may be called more than once, but takes effect once.
+pub(crate) type Also = Box<dyn FnMut(&mut Tx<'_>) -> Result<Vec<Effect>, StoreError> + Send>;
+
+/// Shows what was recorded together with an end.
+pub(crate) type Then = Box<dyn FnOnce(&[Effect]) + Send + Sync>;
+
+/// The ends that could not be recorded so far, oldest first.
+pub(super) type Unrecorded = Mutex<Vec<Ending>>;
+
+/// The end of an operation.
+pub(super) struct Ending {
+    pub(super) id: OperationId,
+    pub(super) state: OperationState,
+    pub(super) error: Option<ApiError>,
+    pub(super) also: Arc<std::sync::Mutex<Also>>,
+    pub(super) then: Then,
+}
+
+impl fmt::Debug for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ending").field("id", &self.id).field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Operations {
+    /// Records an end. Returns what was recorded with it, and the revision of the record.
+    pub(super) async fn record_end(&self, ending: &Ending) -> Result<(Vec<Effect>, u64), StoreError> {
+        let (id, state, error, also) = (ending.id, ending.state, ending.error.clone(), ending.also.clone());
+        let watch = self.live().get(&id).map(|live| live.watch.clone());
+        let written = self.store().write_ending(move |tx| {
+            let effects = also.lock().unwrap_or_else(PoisonError::into_inner)(tx)?;
+            match tx.end(id, state, error.clone()) {
+                Ok(_) => {}
+                // The caller who cancelled it before it began has recorded that.
+                Err(StoreError::Transition { from: OperationState::RolledBack, .. })
+                    if state == OperationState::RolledBack => {}
+                Err(error) => return Err(error),
+            }
+            // Two more than the last one: a cancellation may be recorded and not published yet.
+            let published = watch.as_ref().map_or(0, |watch| watch.borrow().revision);
+            Ok((effects, tx.raise_revision(id, published + 2)?.revision))
+        });
+        written.await
+    }
+
+    /// Keeps an end that could not be recorded, and records it as soon as that is possible.
+    pub(super) async fn record_later(&self, ending: Ending) {
+        self.0.unrecorded.lock().await.push(ending);
+        let operations = self.clone();
+        tokio::spawn(async move {
+            let pauses =
+                ExponentialBuilder::new().with_min_delay(RECORD.0).with_max_delay(RECORD.1).without_max_times();
+            for pause in pauses.build() {
+                tokio::time::sleep(pause).await;
+                match operations.record_ends().await {
+                    Ok(()) | Err(StoreError::Closed) => return,
+                    Err(_) => {}
+                }
+            }
+        });
+    }
+
+    /// Records the ends that could not be recorded so far, in their order.
+    ///
+    /// # Errors
+    /// When one of them still cannot be recorded.
+    pub(super) async fn record_ends(&self) -> Result<(), StoreError> {
+        let mut unrecorded = self.0.unrecorded.lock().await;
+        while let Some(ending) = unrecorded.first() {
+            match self.record_end(ending).await {
+                Ok((effects, _)) => {
+                    let ending = unrecorded.remove(0);
+                    (ending.then)(&effects);
+                    tracing::info!(op = %ending.id, "its end is recorded now");
+                    self.forget(ending.id);
+                }
+                Err(error) if may_succeed_later(&error) => return Err(error),
+                Err(error) => {
+                    // It must not keep later operations from beginning. The next gpushd recovers this one.
+                    tracing::error!(op = %ending.id, "its end cannot be recorded: {error}");
+                    unrecorded.remove(0);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether another attempt to record the same end may succeed, or no other record can be written either.
+fn may_succeed_later(error: &StoreError) -> bool {
+    match error {
+        StoreError::Full { .. }
+        | StoreError::Busy { .. }
+        | StoreError::ReadOnly { .. }
+        | StoreError::Gone { .. }
+        | StoreError::Uncertain { .. }
+        | StoreError::Broken { .. }
+        | StoreError::Corrupt { .. }
+        | StoreError::Closed => true,
+        StoreError::Transition { .. }
+        | StoreError::NoSuchOperation(_)
+        | StoreError::LeaseTransition { .. }
+        | StoreError::NoSuchLease(_)
+        | StoreError::TooLarge { .. }
+        | StoreError::Unreadable { .. }
+        | StoreError::Internal(_)
+        | StoreError::Refused(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    use gpush_api::{Actor, Code, GpuPlan};
+    use gpush_store::{AuditQuery, GpuIntent, Intent, NewAudit, Options, Store};
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::{
+        lanes::Lanes,
+        operation::{New, Ongoing, START},
+        state::{Events, State},
+    };
+
+    fn new(gpu: u32) -> New {
+        let plan = GpuPlan { gpu, uuid: format!("GPU-{gpu}"), ..GpuPlan::default() };
+        New {
+            kind: "mig.apply".to_owned(),
+            by: Actor { uid: 0, user: None, pid: None },
+            reason: None,
+            intent: Intent { gpus: vec![GpuIntent { before: None, plan }], ..Intent::default() },
+            also: Box::new(|_, _| Ok(())),
+        }
+    }
+
+    /// Writes one audit record unless the disk is full.
+    fn also(is_full: &Arc<AtomicBool>) -> Also {
+        let is_full = is_full.clone();
+        Box::new(move |tx| {
+            if is_full.load(Relaxed) {
+                return Err(StoreError::Full { path: "/full".into() });
+            }
+            let (action, object, result) = ("mig.apply".to_owned(), "op-1".to_owned(), "done".to_owned());
+            tx.audit(NewAudit { by: None, action, object, result, detail: serde_json::Value::Null })?;
+            Ok(Vec::new())
+        })
+    }
+
+    struct Scene {
+        operations: Operations,
+        _directory: tempfile::TempDir,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let store = Store::open(directory.path(), Options::default()).unwrap().store;
+            let operations = Operations::new(store, Events::new("test"), Lanes::new(State::empty()));
+            Self { operations, _directory: directory }
+        }
+
+        async fn begin(&self, gpu: u32) -> Result<Arc<Ongoing>, ApiError> {
+            let claim = self.operations.0.lanes.claim(&[(gpu, format!("GPU-{gpu}"))]).unwrap();
+            self.operations.begin(claim, new(gpu)).await
+        }
+
+        async fn audit_records(&self) -> usize {
+            self.operations.store().read(|view| view.audit(&AuditQuery::default())).await.unwrap().len()
+        }
+    }
+
+    #[tokio::test]
+    async fn requested_operation_marks_its_gpus_and_an_operation_at_start_does_not() {
+        let scene = Scene::new();
+        let claim = |gpu: u32| scene.operations.0.lanes.claim(&[(gpu, format!("GPU-{gpu}"))]).unwrap();
+        let at_start = New { kind: START.to_owned(), ..new(0) };
+        let _at_start = scene.operations.begin(claim(0), at_start).await.unwrap();
+        assert!(!scene.operations.began_on("GPU-0"));
+        let _planned = claim(1);
+        assert!(!scene.operations.began_on("GPU-1"), "a claim alone changes nothing");
+        let _requested = scene.begin(2).await.unwrap();
+        assert!(scene.operations.began_on("GPU-2"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn end_on_a_full_disk_is_recorded_later_with_all_that_it_changes() {
+        let scene = Scene::new();
+        let ongoing = scene.begin(0).await.unwrap();
+        let id = ongoing.id();
+        let is_full = Arc::new(AtomicBool::new(true));
+        let (shown, was_shown) = oneshot::channel();
+        ongoing.end(OperationState::Done, None, also(&is_full), Box::new(|_| shown.send(()).unwrap())).await;
+        let published = scene.operations.get(&id).await.unwrap();
+        assert_eq!(published.state, OperationState::Done);
+        assert!(published.notes[0].starts_with("its end could not be recorded: no space left"), "{published:?}");
+        assert_eq!(scene.audit_records().await, 0);
+        is_full.store(false, Relaxed);
+        was_shown.await.unwrap();
+        assert_eq!(scene.audit_records().await, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn end_that_was_not_recorded_is_recorded_before_the_next_operation() {
+        let scene = Scene::new();
+        let ongoing = scene.begin(0).await.unwrap();
+        let is_full = Arc::new(AtomicBool::new(true));
+        ongoing.end(OperationState::Done, None, also(&is_full), Box::new(|_| ())).await;
+        assert_eq!(scene.begin(1).await.unwrap_err().code, Code::Unavailable);
+        is_full.store(false, Relaxed);
+        let begun_after = scene.begin(0).await.unwrap();
+        assert_eq!(scene.audit_records().await, 1);
+        begun_after.end(OperationState::Done, None, also(&is_full), Box::new(|_| ())).await;
+        assert_eq!(scene.audit_records().await, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn end_that_can_never_be_recorded_does_not_block_later_operations() {
+        let scene = Scene::new();
+        let refused = || StoreError::Refused(Box::new(ApiError::new(Code::Internal, "damaged")));
+        let ongoing = scene.begin(0).await.unwrap();
+        ongoing.end(OperationState::Done, None, Box::new(move |_| Err(refused())), Box::new(|_| ())).await;
+        scene.begin(0).await.unwrap();
+        assert_eq!(scene.audit_records().await, 0);
+    }
+}
