@@ -7,6 +7,7 @@ mod config;
 mod doctor;
 mod drain;
 mod events;
+mod explain;
 mod gpu;
 mod host;
 mod lease;
@@ -59,6 +60,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
         Command::Config(command) => config::run(global, command, out),
         Command::Doctor { only } => doctor::run(global, &only, out),
+        Command::Explain { topic } => explain::run(topic, out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
         Command::Completions { shell } => completions::script(shell, out),
         Command::Man { dir } => man::pages(&dir),
@@ -93,6 +95,7 @@ fn prints(command: &Command) -> Prints {
         | Command::Maintenance(_)
         | Command::Recover(_)
         | Command::Doctor { .. }
+        | Command::Explain { .. }
         | Command::Version
         | Command::Completions { .. }
         | Command::Man { .. } => false,

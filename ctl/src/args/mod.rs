@@ -260,6 +260,15 @@ Examples:
         #[arg(long, value_name = "AREA", value_delimiter = ',')]
         only: Vec<gpush_doctor::Area>,
     },
+    /// Explain what sharing mechanisms do; works without the agent
+    #[command(after_help = "\
+Topics:
+  isolation  what each mechanism keeps apart: memory, faults, bandwidth,
+             compute, device access")]
+    Explain {
+        /// Topic
+        topic: Topic,
+    },
     /// Show the versions of gpushctl, the agent, its API and the driver
     Version,
     /// Print the completion script of a shell
@@ -277,6 +286,12 @@ Examples:
         /// Directory; created if it does not exist
         dir: PathBuf,
     },
+}
+
+/// What `explain` explains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Topic {
+    Isolation,
 }
 
 #[derive(Debug, Args)]
