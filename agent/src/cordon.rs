@@ -51,6 +51,6 @@ fn told(action: &str, uuid: &str, request: &Request) -> Told {
         object: uuid.to_owned(),
         by: Some(request.by.clone()),
         reason: request.reason.clone(),
-        uuids: vec![uuid.to_owned()],
+        gpu_uuids: vec![uuid.to_owned()],
     }
 }

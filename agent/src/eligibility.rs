@@ -23,9 +23,12 @@ pub(crate) async fn admits(readings: &Readings, viewer: Viewer, uuid: &str, labe
     }
     let gpus = known(readings, viewer);
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid) else {
-        return Err(ApiError::new(Code::Unavailable, format!("{label} can't be had: its GPU was not seen yet"))
-            .hint("`gpushctl status` shows the GPUs")
-            .retryable());
+        return Err(ApiError::new(
+            Code::Unavailable,
+            format!("{label} is not available: gpushd has not read its GPU yet"),
+        )
+        .hint("`gpushctl status` shows the GPUs")
+        .retryable());
     };
     refusal(gpu, label).map_or(Ok(()), Err)
 }
@@ -36,25 +39,27 @@ pub(crate) fn refusal(gpu: &Gpu, label: &str) -> Option<ApiError> {
     let (what, code, hint) = match gpu.state {
         GpuState::Ready => return None,
         GpuState::Cordoned => {
-            ("is cordoned", Code::Conflict, format!("`gpushctl gpu uncordon {index}` opens it again"))
+            ("is cordoned", Code::Conflict, format!("`gpushctl gpu uncordon {index}` ends the cordon"))
         }
-        GpuState::Changing => ("is being changed", Code::Conflict, "ask again when the operation has ended".to_owned()),
+        GpuState::Changing => {
+            ("is being changed", Code::Conflict, "repeat the request when the operation has ended".to_owned())
+        }
         GpuState::Degraded => ("is degraded", Code::Conflict, show(index)),
-        GpuState::Held => ("is held", Code::Conflict, "`gpushctl recover`, or a reboot, ends that".to_owned()),
+        GpuState::Held => ("is held", Code::Conflict, "`gpushctl recover` or a reboot releases it".to_owned()),
         GpuState::Maintenance => {
-            let hint = "ask again when it is over: `gpushctl maintenance leave` ends it";
+            let hint = "repeat the request after `gpushctl maintenance leave`";
             ("is in maintenance", Code::Conflict, hint.to_owned())
         }
         GpuState::Unknown => ("is in a state that is not known", Code::Unavailable, show(index)),
         GpuState::Lost => ("is lost", Code::GpuLost, show(index)),
     };
-    let mut error = ApiError::new(code, format!("{label} can't be had: GPU {index} {what}")).hint(hint);
+    let mut error = ApiError::new(code, format!("{label} is not available: GPU {index} {what}")).hint(hint);
     error.causes.clone_from(&gpu.reasons);
     Some(if gpu.state == GpuState::Lost { error } else { error.retryable() })
 }
 
 fn show(index: u32) -> String {
-    format!("`gpushctl gpu show {index}` says how it is")
+    format!("`gpushctl gpu show {index}` shows its state")
 }
 
 /// Refuses a GPU that an operation changes.

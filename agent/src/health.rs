@@ -99,10 +99,10 @@ impl Health {
         causes.extend(self.stuck_workers());
         Report {
             status: if causes.is_empty() { HealthStatus::Ok } else { HealthStatus::Degraded },
-            causes,
+            errors: causes,
             simulated,
             maintenance,
-            gpus: u32::try_from(count).unwrap_or(u32::MAX),
+            gpu_count: u32::try_from(count).unwrap_or(u32::MAX),
             layouts_at_start: startup.layouts(),
             pid: std::process::id(),
         }

@@ -132,7 +132,7 @@ impl Idempotency {
             Answer::None => Ok(None),
             Answer::OtherRequest => {
                 Err(ApiError::new(Code::Conflict, format!("the key {:?} was used for another request", key.key))
-                    .hint("give each request a key of its own; the same key only to send the same again"))
+                    .hint("use a new key for each request, and the same key only to repeat a request"))
             }
             Answer::Known(answer) => Ok(Some(*answer)),
         }

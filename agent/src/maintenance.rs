@@ -175,7 +175,7 @@ fn told(action: &str, request: &Request) -> Told {
         object: host(),
         by: Some(request.by.clone()),
         reason: request.reason.clone(),
-        uuids: Vec::new(),
+        gpu_uuids: Vec::new(),
     }
 }
 

@@ -131,7 +131,7 @@ impl Monitor {
         tracing::warn!(gpu = event.uuid, "the driver reports Xid {xid}{known}{at}");
         let (gi, ci, uuid) = (event.gi, event.ci, event.uuid.clone());
         let gpu = self.state.index_of(&uuid);
-        self.state.events().publish(Happening::Xid(Xid { gpu, uuid, xid, gi, ci }));
+        self.state.events().publish(Happening::Xid(Xid { gpu, gpu_uuid: uuid, xid, gi, ci }));
         let listed = |wanted: &u32| u64::from(*wanted) == xid;
         if !event.uuid.is_empty() && self.state.config().health.cordon_xids.iter().any(listed) {
             self.state.fault(&event.uuid, &format!("xid-{xid}"), format!("the driver reported Xid {xid}{known}{at}"));

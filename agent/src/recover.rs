@@ -28,24 +28,24 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
         let mut error = ApiError::new(Code::Unavailable, "the database was lost before this boot")
             .cause(lost.cause.clone())
             .cause("overrides and cordons that were set before are gone; the config applies");
-        error.causes.extend(lost.kept.iter().map(|kept| format!("the damaged one is kept as {}", kept.display())));
+        error.causes.extend(lost.kept.iter().map(|kept| format!("the damaged file is kept as {}", kept.display())));
         return error.hint("set again what is missing, then acknowledge with `gpushctl recover`; a reboot does too");
     }
     let held: Vec<String> = gpus.iter().filter(|gpu| is_managed(gpu)).map(|gpu| gpu.index.to_string()).collect();
     let mut error =
-        ApiError::new(Code::Unavailable, "the database was lost: what was promised about GPUs is not known")
+        ApiError::new(Code::Unavailable, "the database was lost: the records of who uses the GPUs are gone")
             .cause(lost.cause.clone());
     if let Some(kept) = &lost.kept {
-        error = error.cause(format!("the damaged one is kept as {}", kept.display()));
+        error = error.cause(format!("the damaged file is kept as {}", kept.display()));
     }
     error = match held.as_slice() {
-        [] => error.cause("the config manages no GPU that could be held for it"),
-        [one] => error.cause(format!("GPU {one} is held: it is neither reshaped nor handed out")),
+        [] => error.cause("the config manages no GPU, so none is held"),
+        [one] => error.cause(format!("GPU {one} is held: it is not changed, and no user gets it")),
         several => {
-            error.cause(format!("GPUs {} are held: they are neither reshaped nor handed out", several.join(", ")))
+            error.cause(format!("GPUs {} are held: they are not changed, and no user gets them", several.join(", ")))
         }
     };
-    error.hint("see that nobody relies on them as they are, then `gpushctl recover`; a reboot ends it too")
+    error.hint("check that no user needs their current instances, then `gpushctl recover`; a reboot releases them too")
 }
 
 /// Accepts the loss of a database. A handle, cheap to clone.

@@ -123,7 +123,7 @@ impl Reload {
         if wish.expected.is_some_and(|expected| expected != self.state.now().generation) {
             // Not the file's fault, and so no trouble of it.
             let current = self.state.now().generation;
-            let message = format!("what is wanted has changed: its generation is {current}");
+            let message = format!("the desired state has changed: its generation is {current}");
             return Err(ApiError::new(Code::Conflict, message)
                 .cause("nothing was done")
                 .hint("look again (`gpushctl config diff`), then ask with the new generation"));
@@ -174,7 +174,7 @@ impl Reload {
             Ok(recorded) => recorded,
             Err(error) => {
                 if let Err(error) = live(&before) {
-                    tracing::error!("what the config says of socket and log can't be taken back: {error}");
+                    tracing::error!("cannot restore the previous settings of socket and log: {error}");
                 }
                 return Err(error.into());
             }

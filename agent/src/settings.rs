@@ -148,7 +148,7 @@ impl Settings {
 
     /// Remembers why a reload was refused; as it is told.
     pub(crate) fn refuse(&self, mut error: ApiError) -> ApiError {
-        error = error.outcome("the config read before stays in force");
+        error = error.outcome("the previous config stays in effect");
         let mut state = self.0.state.write().unwrap_or_else(PoisonError::into_inner);
         state.trouble = Some(error.clone());
         error

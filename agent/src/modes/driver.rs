@@ -84,7 +84,7 @@ impl Driver {
     async fn settle(&self, gpu: &GpuName, what: &str, error: &DriverError) -> Result<(), Trouble> {
         let settled = tokio::time::timeout(SETTLE, self.hardware.settle(&gpu.uuid)).await;
         settled.map(|_| ()).map_err(|_| {
-            let error = explain(what, error).cause("the call may still take effect, so nothing was taken back");
+            let error = explain(what, error).cause("the call may still take effect, so nothing was rolled back");
             Trouble::Unknown(error)
         })
     }

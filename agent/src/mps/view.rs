@@ -296,7 +296,7 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
         clients: Vec::new(),
         clients_known: seen.clients_known,
         shares: Vec::new(),
-        shares_percent: 0,
+        granted_percent: 0,
     }
 }
 
@@ -358,7 +358,8 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
         daemon.wanted = targets::policy(mps, target);
     }
     let shares_percent = tenths.div_ceil(10);
-    let mut daemon = MpsDaemon { findings, clients, shares, shares_percent, uid, user, rule, ..daemon };
+    let mut daemon =
+        MpsDaemon { findings, clients, shares, granted_percent: shares_percent, uid, user, rule, ..daemon };
     redact::mps(&mut daemon, caller.viewer);
     daemon
 }

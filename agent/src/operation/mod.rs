@@ -340,7 +340,7 @@ impl Operations {
             object: audit.object.clone(),
             by: Some(by.clone()),
             reason: None,
-            uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
+            gpu_uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
         };
         let author = by.clone();
         // On record before anybody is told: the agent after this one takes it back too.
@@ -350,7 +350,7 @@ impl Operations {
             }
             tx.audit(audit.clone())?;
             // Recorded as its end only if it was not begun.
-            tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing of it was done"))
+            tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing was changed"))
         });
         let stage = recorded.await?.stage;
         self.0.events.publish(Happening::Change(change));

@@ -28,7 +28,7 @@ pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
 pub(super) fn event(operation: &Operation, note: Option<String>) -> Happening {
     Happening::Operation(Box::new(OperationChange {
         operation: OperationSummary::from(operation),
-        uuids: operation.plans.iter().map(|plan| plan.uuid.clone()).collect(),
+        gpu_uuids: operation.plans.iter().map(|plan| plan.uuid.clone()).collect(),
         progress: operation.progress.clone(),
         note,
     }))

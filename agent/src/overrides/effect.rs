@@ -79,7 +79,7 @@ pub(crate) fn expect(tx: &Tx<'_>, expected: Option<u64>) -> Result<(), StoreErro
     match expected.filter(|expected| *expected != generation) {
         None => Ok(()),
         Some(expected) => {
-            let message = format!("what is wanted has changed: its generation is {generation}, not {expected}");
+            let message = format!("the desired state has changed: its generation is {generation}, not {expected}");
             let error = ApiError::new(Code::Conflict, message).cause("nothing was done");
             Err(error.hint("look again (`gpushctl config overrides`), then ask with the new generation").into())
         }

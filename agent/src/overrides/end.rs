@@ -79,7 +79,7 @@ pub(crate) async fn clear(
     by: Actor,
     expected: Option<u64>,
 ) -> Result<(Override, u64), ApiError> {
-    let none = ApiError::new(Code::NotFound, format!("no override stands on {label}"))
+    let none = ApiError::new(Code::NotFound, format!("{label} has no override"))
         .hint("`gpushctl config overrides` shows those that stand");
     if state.override_of(&uuid).is_none() {
         return Err(none);

@@ -151,7 +151,7 @@ impl Startup {
             }
         };
         if unknown {
-            tracing::warn!("whether the layouts of this boot were applied is not known: what stands is left as it is");
+            tracing::warn!("it is not known whether the layouts of this boot were applied: GPUs are left as they are");
             let mut record = BootRecord::new(boot_id);
             record.complete = true;
             self.recorded(record);

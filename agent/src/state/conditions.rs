@@ -248,6 +248,7 @@ mod tests {
             processes: Vec::new(),
             processes_known: true,
             nvlink: None,
+            sensors: gpush_api::Sensors::default(),
             rows: None,
             warnings: Vec::new(),
         }

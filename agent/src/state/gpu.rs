@@ -102,6 +102,7 @@ impl GpuSnapshot {
             compute_mode: None,
             timeslice: None,
             nvlink: None,
+            sensors: gpush_api::Sensors::default(),
             processes: Vec::new(),
             processes_known: true,
             observed_at: jiff::Timestamp::UNIX_EPOCH,
@@ -129,6 +130,7 @@ impl GpuSnapshot {
             compute_mode: reading.and_then(|reading| reading.compute_mode),
             timeslice: known.levels.get(uuid).cloned(),
             nvlink: reading.and_then(|reading| reading.nvlink.clone()),
+            sensors: reading.map(|reading| reading.sensors).unwrap_or_default(),
             processes: reading.map(|reading| reading.processes.clone()).unwrap_or_default(),
             processes_known: reading.is_none_or(|reading| reading.processes_known),
             observed_at: at.wall,
@@ -250,7 +252,7 @@ fn told(gpu: &Gpu) -> GpuChange {
     });
     GpuChange {
         gpu: gpu.index,
-        uuid: gpu.uuid.clone(),
+        gpu_uuid: gpu.uuid.clone(),
         changed: Vec::new(),
         state: gpu.state,
         reasons: gpu.reasons.clone(),

@@ -69,7 +69,7 @@ impl Effect {
             object: one.gpu.clone(),
             by,
             reason: Some(one.reason.clone()).filter(|reason| !reason.is_empty()),
-            uuids: vec![one.gpu.clone()],
+            gpu_uuids: vec![one.gpu.clone()],
         }
     }
 }

@@ -186,7 +186,7 @@ mod tests {
         let stray = || {
             Happening::Stray(Box::new(StrayChange {
                 gpu: 0,
-                uuid: "GPU-0".to_owned(),
+                gpu_uuid: "GPU-0".to_owned(),
                 device: None,
                 pid: Some(4711),
                 uid: Some(1000),

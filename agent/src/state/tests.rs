@@ -47,6 +47,7 @@ fn reading(index: u32) -> Reading {
         processes: Vec::new(),
         processes_known: true,
         nvlink: None,
+        sensors: gpush_api::Sensors::default(),
         rows: None,
         warnings: Vec::new(),
     }

@@ -21,6 +21,7 @@ pub struct Blocker {
     /// Placement of the GPU instance.
     pub placement: Placement,
     /// Processes in it, as far as the caller may see them.
+    #[serde(rename = "processes")]
     pub holders: Vec<Process>,
 }
 
@@ -56,7 +57,8 @@ pub enum Refusal {
     TooMany {
         /// Profile.
         profile: String,
-        /// Wanted.
+        /// Requested.
+        #[serde(rename = "requested")]
         wanted: u32,
         /// Most that fit on an empty GPU.
         most: u32,
@@ -65,7 +67,8 @@ pub enum Refusal {
     TooManySlices {
         /// `memory` or `compute`.
         kind: String,
-        /// Wanted.
+        /// Requested.
+        #[serde(rename = "requested")]
         wanted: u32,
         /// There are.
         have: u32,
@@ -74,7 +77,8 @@ pub enum Refusal {
     NoEngine {
         /// `decoder`, `jpeg`, `ofa` …
         engine: String,
-        /// Wanted.
+        /// Requested.
+        #[serde(rename = "requested")]
         wanted: u32,
         /// There are.
         have: u32,
@@ -89,6 +93,7 @@ pub enum Refusal {
         /// GPU instance profile.
         profile: String,
         /// Compute instance entries.
+        #[serde(rename = "entries")]
         compute: Vec<String>,
     },
     /// Instances in use are in the way.

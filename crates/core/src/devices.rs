@@ -66,7 +66,7 @@ fn device(gpu: &Gpu, instance: &GpuInstance, compute: Option<&ComputeInstance>, 
 }
 
 fn grant(share: &gpush_api::MpsShare) -> DeviceGrant {
-    DeviceGrant { id: share.id.clone(), uid: share.by.uid, user: share.by.user.clone(), until: share.expires_at }
+    DeviceGrant { id: share.id.clone(), uid: share.by.uid, user: share.by.user.clone(), expires_at: share.expires_at }
 }
 
 /// Why a device without processes takes no new work.
@@ -112,7 +112,7 @@ mod tests {
         let mut gpus = preset::gpus("dgx-a100").unwrap();
         gpus.truncate(1);
         let mig = gpus[0].mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (true, true);
+        mig.set_mode(true, true);
         let instance = |id: u32, start: u8| GpuInstance {
             id,
             profile_id: 19,
@@ -140,7 +140,7 @@ mod tests {
         });
         let policy = serde_json::to_value(gpush_api::MpsPolicy::default()).unwrap();
         let all = serde_json::json!({
-            "target": "m1", "uuid": uuid, "state": "ready", "since": "2026-01-01T00:00:00Z", "wanted": policy,
+            "target": "m1", "uuid": uuid, "state": "ready", "since": "2026-01-01T00:00:00Z", "desired_policy": policy,
             "shares": [share],
         });
         serde_json::from_value(all).unwrap()
@@ -157,7 +157,7 @@ mod tests {
         let devices = list(&gpus, &[daemon("MIG-8")]);
         assert_eq!((devices[0].available, devices[1].available), (true, false));
         assert_eq!((devices[1].usage, devices[1].grants[0].user.as_deref()), (DeviceUse::Granted, Some("alice")));
-        assert!(devices[1].grants[0].until.is_some());
+        assert!(devices[1].grants[0].expires_at.is_some());
         let process = Process {
             pid: Some(4),
             uid: None,

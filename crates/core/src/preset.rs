@@ -70,7 +70,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         reasons: Vec::new(),
         mig: model.has_mig().then(|| Mig {
             enabled: true,
-            pending: true,
+            reset_pending: false,
             memory_slices: model.memory_slices,
             compute_slices: model.compute_slices,
             instances: Vec::new(),
@@ -79,6 +79,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         compute_mode: None,
         timeslice: None,
         nvlink: None,
+        sensors: gpush_api::Sensors::default(),
         processes: Vec::new(),
         cordons: Vec::new(),
         processes_known: true,
@@ -158,9 +159,9 @@ const MOST_BYTES: usize = 64 << 20;
 /// # Errors
 /// It is not such a file, or what it says cannot be: nothing of it is used then.
 pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
-    let again = "write it anew on the host with `gpushctl gpu list --json > FILE`";
+    let again = "write it again on the host with `gpushctl gpu list --json > FILE`";
     let wrong = |cause: String| {
-        ApiError::new(Code::BadRequest, format!("{source} is no saved state of a host")).cause(cause).hint(again)
+        ApiError::new(Code::BadRequest, format!("{source} is not a saved state of a host")).cause(cause).hint(again)
     };
     if bytes.len() > MOST_BYTES {
         return Err(wrong(format!("it has {} bytes, more than the {MOST_BYTES} that are read", bytes.len())));

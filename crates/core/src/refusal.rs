@@ -32,10 +32,11 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
             ApiError::new(Code::LayoutImpossible, format!("on {gpu} the placements of {first} and {second} overlap"))
                 .hint(format!("leave out one @START, or see where each can be with `{profiles}`"))
         }
-        Refusal::TooMany { profile, wanted, most } => {
-            ApiError::new(Code::LayoutImpossible, format!("{gpu} holds at most {most} {profile}, {wanted} are wanted"))
-                .hint(format!("want at most {most}, or a smaller profile: `{profiles}`"))
-        }
+        Refusal::TooMany { profile, wanted, most } => ApiError::new(
+            Code::LayoutImpossible,
+            format!("{gpu} has room for at most {most} {profile}; the layout has {wanted}"),
+        )
+        .hint(format!("want at most {most}, or a smaller profile: `{profiles}`")),
         Refusal::TooManySlices { kind, wanted, have } => {
             ApiError::new(Code::LayoutImpossible, format!("the layout needs {wanted} {kind} slices, {gpu} has {have}"))
                 .hint(format!("want fewer or smaller instances: `{profiles}` shows the slices of each profile"))
@@ -77,25 +78,25 @@ pub fn of_a_lost_one(uuid: &str) -> String {
 pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
     let missing: Vec<String> = beside.missing.iter().map(|missing| missing.what.clone()).collect();
     let but = if missing.is_empty() {
-        "with more than it had".to_owned()
+        "with additional instances".to_owned()
     } else {
         format!("without {}", list(&counted(&missing), "and"))
     };
-    let mut error = ApiError::new(Code::Blocked, format!("{gpu}: the previous layout is back {but}"));
+    let mut error = ApiError::new(Code::Blocked, format!("{gpu}: the previous layout was restored {but}"));
     for blocker in &beside.stays {
         error = error.cause(match blocker.holders.as_slice() {
             [] if beside.others.contains(&blocker.gi) => {
-                format!("{} stays: somebody else has made it meanwhile", instance(blocker))
+                format!("{} remains: another program created it in the meantime", instance(blocker))
             }
-            [] => format!("{} stays: it may be in use, by whom is not known", instance(blocker)),
-            _ => format!("{} stays: it is held by {}", instance(blocker), held_by(blocker, index)),
+            [] => format!("{} remains: it may be in use; gpushd cannot read its processes", instance(blocker)),
+            _ => format!("{} remains: it is in use by {}", instance(blocker), held_by(blocker, index)),
         });
     }
     for missing in &beside.missing {
         let behind = beside.stays.iter().filter(|blocker| missing.behind.contains(&blocker.placement));
         let behind: Vec<String> = behind.map(place).collect();
-        let verb = if behind.len() == 1 { "stands" } else { "stand" };
-        error = error.cause(format!("{} is not back: {} {verb} in its way", missing.what, list(&behind, "and")));
+        let verb = if behind.len() == 1 { "is" } else { "are" };
+        error = error.cause(format!("{} was not restored: {} {verb} in its place", missing.what, list(&behind, "and")));
     }
     let apply = format!("`gpushctl apply {index}`");
     match holders_of(&beside.stays).as_slice() {
@@ -108,9 +109,9 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
 
 /// A passed-through GPU can't be reset from within its virtual machine.
 fn in_a_guest(gpu: &str, to: &str) -> ApiError {
-    let message = format!("MIG mode of {gpu} can't be switched {to} here: this is a virtual machine");
+    let message = format!("MIG mode of {gpu} cannot be switched {to} here: this host is a virtual machine");
     ApiError::new(Code::Unsupported, message)
-        .cause("the change needs a reset of the GPU, which a guest can't complete")
+        .cause("the change needs a GPU reset, which is not possible in a virtual machine")
         .hint("change the mode on the host of the virtual machine, before the GPU is passed through")
 }
 
@@ -119,7 +120,7 @@ fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
     let verb = if blockers.len() == 1 { "is" } else { "are" };
     let mut error = ApiError::new(
         Code::Blocked,
-        format!("the layout can't be applied on {gpu} while {} {verb} in use", list(&names, "and")),
+        format!("cannot apply the layout to {gpu}: {} {verb} in use", list(&names, "and")),
     )
     .retryable();
     for blocker in blockers {
@@ -137,7 +138,7 @@ fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
 fn holders_of(blockers: &[Blocker]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for process in blockers.iter().flat_map(|blocker| &blocker.holders) {
-        let name = process.pid.map_or_else(|| "whoever else uses it".to_owned(), |pid| format!("pid {pid}"));
+        let name = process.pid.map_or_else(|| "the other processes that use it".to_owned(), |pid| format!("pid {pid}"));
         if !names.contains(&name) {
             names.push(name);
         }

@@ -71,7 +71,7 @@ pub fn next(wanted: TimesliceLevel, told: Option<&Told>) -> Next {
         Some(Told::Level(level)) => Next::Set(*level),
         Some(Told::Unsupported) => Next::Unsupported,
         Some(Told::Failed(why)) => Next::Unknown(format!("nvidia-smi says of it: {why}")),
-        None => Next::Unknown("nvidia-smi says nothing of it".to_owned()),
+        None => Next::Unknown("nvidia-smi does not report it".to_owned()),
     }
 }
 
@@ -94,7 +94,7 @@ mod tests {
     fn whole() -> Vec<Gpu> {
         let mut gpus = preset::gpus("dgx-a100").unwrap();
         for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
-            (mig.enabled, mig.pending) = (false, false);
+            mig.set_mode(false, false);
         }
         gpus
     }
@@ -113,7 +113,7 @@ mod tests {
         assert!(cares[4..].iter().all(|care| *care == Care::LetGo), "of another rule, and of none");
         for (enabled, pending) in [(true, true), (true, false), (false, true)] {
             let mig = gpus[0].mig.as_mut().unwrap();
-            (mig.enabled, mig.pending) = (enabled, pending);
+            mig.set_mode(enabled, pending);
             assert_eq!(care(&config, &gpus)[0], Care::Wait);
         }
         for (state, at_hand) in [
@@ -166,8 +166,8 @@ mod tests {
         assert_eq!(
             gpus[0].drift,
             [
-                "time-slice level is default, the config wants long",
-                "compute mode is DEFAULT, the config wants EXCLUSIVE_PROCESS"
+                "time-slice level is default, but the config says long",
+                "compute mode is DEFAULT, but the config says EXCLUSIVE_PROCESS"
             ]
         );
         assert!(gpus[1].drift.is_empty());
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!((unread.state, unread.replicas, unread.wanted), (TimesliceState::Unknown, 1, TimesliceLevel::Long));
         assert_eq!((&gpus[4].timeslice, &gpus[5].timeslice), (&None, &None));
         let mig = gpus[0].mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (true, true);
+        mig.set_mode(true, true);
         desired::describe_all(&config, &mut gpus);
         assert_eq!(gpus[0].drift, ["MIG mode is on, mode timeslice wants the whole GPU"]);
         let cut = gpus[0].timeslice.as_ref().unwrap();

@@ -162,7 +162,7 @@ fn settings_are_in_force_at_once_and_for_the_next_client() {
         let set = |body: Value| agent.post("/v1/mps/0/settings", &body);
         let answer = set(json!({ "percentage": 33.3, "memory_limit_mib": 1536 })).json();
         assert_eq!(
-            answer["daemon"]["in_force"],
+            answer["daemon"]["effective_settings"],
             json!({ "percentage": 33.3, "memory_limit_mib": 1536, "priority": "normal" })
         );
         let trail = agent.get("/v1/audit").json();
@@ -229,7 +229,7 @@ fn a_target_whose_rule_is_gone_is_drained_ended_and_forgotten() {
 
     // Wanted once more, it comes back by an operation.
     agent.reload(config(""));
-    let operation = agent.begin_with(&json!({ "gpus": ["0"], "layout": "wanted" })).expect("an operation");
+    let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     assert!(agent.follow(operation).error.is_none());
     reaches(&agent, "0", MpsState::Ready);
     // Gone while no agent ran: the next one ends it.

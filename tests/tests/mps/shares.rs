@@ -90,7 +90,7 @@ fn env_run_and_release_hand_out_what_a_client_needs_and_take_it_back() {
     let output = shell.args(["-c", &script]).env("PATH", path()).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut client = output.expect("a shell");
     let seen = becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
-    assert_eq!((seen.shares.len(), seen.shares_percent), (1, 25));
+    assert_eq!((seen.shares.len(), seen.granted_percent), (1, 25));
     assert_eq!(seen.clients[0].share.as_ref(), Some(&seen.shares[0].id));
     let id = seen.shares[0].id.clone();
     assert!(ctl(&host, &agent, &["mps", "release", &id]).output().expect("gpushctl").status.success());

@@ -50,7 +50,7 @@ pub fn compare(in_force: &Config, in_file: Option<&Config>, gpus: &[Gpu]) -> Vec
     let diff =
         |(gpu, in_force): (&Gpu, WantedView)| GpuDiff {
             gpu: gpu.index,
-            uuid: gpu.uuid.clone(),
+            gpu_uuid: gpu.uuid.clone(),
             in_file: file.as_mut().and_then(Iterator::next),
             in_force,
             overridden: gpu.overridden.clone(),

@@ -32,7 +32,7 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
                 | GpuState::Changing
                 | GpuState::Held
                 | GpuState::Maintenance => {
-                    vec![format!("{} has no MIG, the config wants mode mig", gpu.name)]
+                    vec![format!("{} has no MIG, but its rule has mode `mig`", gpu.name)]
                 }
                 // It could not be read: what it has is not known.
                 GpuState::Unknown | GpuState::Lost => Vec::new(),
@@ -51,20 +51,22 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
 pub(crate) fn not_whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
     let wanted = mode.name();
     let Some(mig) = &gpu.mig else { return Vec::new() };
-    match (mig.enabled, mig.pending) {
-        (true, true) => vec![format!("MIG mode is on, mode {wanted} wants the whole GPU")],
-        (true, false) => vec![format!("MIG mode is on until the GPU is reset, mode {wanted} wants the whole GPU")],
-        (false, true) => vec![format!("MIG mode comes on with the next reset, mode {wanted} wants the whole GPU")],
+    match (mig.enabled, mig.pending_mode()) {
+        (true, true) => vec![format!("MIG mode is on, but mode `{wanted}` needs the whole GPU")],
+        (true, false) => {
+            vec![format!("MIG mode is on until the next GPU reset, but mode `{wanted}` needs the whole GPU")]
+        }
+        (false, true) => vec![format!("the next GPU reset enables MIG mode, but mode `{wanted}` needs the whole GPU")],
         (false, false) => Vec::new(),
     }
 }
 
 /// How the MIG mode differs from on.
 fn mode_drift(mig: &Mig) -> Vec<String> {
-    match (mig.enabled, mig.pending) {
+    match (mig.enabled, mig.pending_mode()) {
         (false, true) => vec!["MIG mode is off until the GPU is reset".to_owned()],
         (false, false) => vec!["MIG mode is off".to_owned()],
-        (true, false) => vec!["MIG mode goes off with the next reset, the config wants it on".to_owned()],
+        (true, false) => vec!["the next GPU reset disables MIG mode, but the rule needs it".to_owned()],
         (true, true) => Vec::new(),
     }
 }
@@ -72,7 +74,7 @@ fn mode_drift(mig: &Mig) -> Vec<String> {
 fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
     let mut drift = mode_drift(mig);
     if !mig.enabled {
-        if !mig.pending {
+        if !mig.pending_mode() {
             drift.push(format!("missing {layout}"));
         }
         return drift;

@@ -54,7 +54,7 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
             Want::On(_) => claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?,
             // MIG mode off is what the other modes want; what is unmanaged is not touched.
             Want::Off => {
-                let stands = gpus[*at].mig.as_ref().is_none_or(|mig| !mig.enabled && !mig.pending);
+                let stands = gpus[*at].mig.as_ref().is_none_or(gpush_api::Mig::is_off);
                 if !stands && wishes[*at].mode == Mode::Unmanaged {
                     claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?;
                 }
@@ -68,8 +68,8 @@ fn want(gpu: &Gpu, one: &GpuLayout) -> Result<Want, ApiError> {
     match (one.mig, one.layout.as_slice()) {
         (false, []) => Ok(Want::Off),
         (false, _) => {
-            let message = format!("{} shall have MIG mode off and MIG instances", label(gpu));
-            Err(ApiError::new(Code::BadRequest, message).hint("leave its layout empty, or want MIG mode on"))
+            let message = format!("{} cannot have MIG instances with MIG mode off", label(gpu));
+            Err(ApiError::new(Code::BadRequest, message).hint("leave its layout empty, or enable MIG mode"))
         }
         (true, []) => Ok(Want::On(Layout::none())),
         (true, entries) => Ok(Want::On(Layout::parse_list(entries).map_err(ApiError::from)?)),
@@ -97,7 +97,7 @@ fn of(gpu: &Gpu, want: &Want) -> GpuPlan {
 /// A GPU that shall be whole: its instances go, then its MIG mode.
 fn off(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
     let Some(mig) = &gpu.mig else { return answer };
-    if !mig.enabled && !mig.pending {
+    if mig.is_off() {
         return answer;
     }
     if let Some(refusal) = mode::used_whole(gpu) {

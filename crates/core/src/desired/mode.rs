@@ -24,7 +24,7 @@ pub fn needs_reset(architecture: Architecture) -> bool {
 pub(super) fn reset(gpu: &Gpu, mig: &Mig, enable: bool) -> Option<Reset> {
     // What only waits for a reset is taken back without one.
     let changes = mig.enabled != enable;
-    (changes && (needs_reset(gpu.architecture) || mig.pending != mig.enabled)).then(Reset::default)
+    (changes && (needs_reset(gpu.architecture) || mig.reset_pending)).then(Reset::default)
 }
 
 /// Why the mode can't be changed now: processes on the GPU as a whole.
@@ -145,8 +145,8 @@ fn not_to_be_reset(gpu: &Gpu) -> Option<String> {
         "may be in use: the driver does not tell".to_owned()
     } else if instances > 0 {
         format!("has {instances} GPU instances, which a reset destroys")
-    } else if let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled != mig.pending) {
-        format!("has MIG mode {} pending, which a reset puts into force", if mig.pending { "on" } else { "off" })
+    } else if let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.reset_pending) {
+        format!("has MIG mode {} pending, which a reset puts into force", if mig.pending_mode() { "on" } else { "off" })
     } else {
         return None;
     };

@@ -143,7 +143,7 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
         LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => true,
     };
     // Nobody is made whole by a request for all: instances would go.
-    let is_cut = |at: usize| gpus[at].mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending);
+    let is_cut = |at: usize| gpus[at].mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending_mode());
     let whole = |at: usize| match wishes[at].mode {
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && !is_cut(at),
         Mode::Mig | Mode::Unmanaged => false,
@@ -168,10 +168,12 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
     };
     if let Some(at) = (0..gpus.len()).find(to_be_whole) {
         let index = gpus[at].index;
-        let message = format!("no GPU is to be cut; GPU {index} is, which its rule wants whole");
+        let message = format!(
+            "nothing to apply: no rule has mode `mig`. GPU {index} has MIG enabled, but its rule needs the whole GPU"
+        );
         return Err(ApiError::new(Code::NotFound, message)
-            .cause("instances are taken away for that, so only GPUs that are named are made whole")
-            .hint(format!("`gpushctl mig plan --gpu {index}` shows what would go")));
+            .cause("disabling MIG destroys instances, so it is done only on GPUs that you name")
+            .hint(format!("`gpushctl mig plan --gpu {index}` shows what would be destroyed")));
     }
     let error = ApiError::new(Code::NotFound, "no config rule claims a GPU for MIG").cause(inventory(gpus));
     Err(error.hint(way_out::without_claim(gpus, wishes, layout)))
@@ -192,7 +194,7 @@ fn configured(gpu: &Gpu, wish: &Wish, own: bool, others: Option<&str>) -> Result
     if gpu.mig.is_none() && workable(gpu, true).is_ok() {
         return Err(no_mig(gpu, wish, others));
     }
-    let message = format!("no config rule says which layout {} shall have", label(gpu));
+    let message = format!("no config rule has a layout for {}", label(gpu));
     Err(ApiError::new(Code::NotFound, message).hint(way_out::without_layout(gpu)))
 }
 
@@ -228,18 +230,18 @@ pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
         GpuState::Degraded | GpuState::Cordoned if named => Ok(()),
         GpuState::Cordoned => refuse(
             Code::Conflict,
-            "is cordoned, and a request for all GPUs does not reshape it",
+            "is cordoned, so a request for all GPUs does not change it",
             &format!("name it (--gpu {0}) if it is meant, or leave it out; or `gpushctl gpu uncordon {0}`", gpu.index),
         ),
         GpuState::Degraded => refuse(
             Code::Conflict,
-            "is degraded: a change failed and so did taking it back",
-            &format!("look at it with `gpushctl gpu show {0}`, then `gpushctl apply {0}`", gpu.index),
+            "is degraded: a change failed, and so did its rollback",
+            &format!("check it with `gpushctl gpu show {0}`, then `gpushctl apply {0}`", gpu.index),
         ),
         GpuState::Held => refuse(
             Code::Conflict,
-            "is held: what gpushd had promised about it was lost",
-            "see that nobody relies on it as it is, then `gpushctl recover`; a reboot releases it too",
+            "is held: gpushd lost its records of who uses it",
+            "check that no user needs its current instances, then `gpushctl recover`; a reboot releases it too",
         ),
         GpuState::Maintenance => refuse(
             Code::Conflict,
@@ -283,7 +285,7 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     let refused = |answer, refusal| refused(gpu, answer, refusal);
     let Some(mig) = &gpu.mig else { return refused(answer, Refusal::NoMig) };
     // Nothing is asked of a GPU without MIG mode, and it holds nothing.
-    if explicit && layout.is_none() && !mig.enabled && !mig.pending {
+    if explicit && layout.is_none() && mig.is_off() {
         return answer;
     }
     if mig.profiles.is_empty() {

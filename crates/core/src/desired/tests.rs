@@ -240,7 +240,7 @@ fn mig_mode_that_is_off() {
     let off = |preset: &str, change: &dyn Fn(&mut Gpu)| {
         let mut gpu = preset::gpus(preset).unwrap().remove(0);
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
         change(&mut gpu);
         let layout = if preset == "rtx-pro-6000x2" { "4g.96gb" } else { "1g.10gb*7" };
         let layout = if preset == "dgx-b200" { "7g.180gb" } else { layout };
@@ -263,9 +263,9 @@ fn mig_mode_that_is_off() {
             && plan.error.is_none()
     );
     // Somebody has asked for it already: the same is left to do.
-    let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
+    let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
     assert!(plan.mig_mode() == Some(true) && plan.reset().is_some() && plan.error.is_none());
-    let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
+    let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
     assert!(
         plan.mig_mode() == Some(true) && plan.reset().is_some(),
         "a mode that hangs in the air takes a reset everywhere"
@@ -281,7 +281,7 @@ fn mig_mode_that_is_off() {
     let plan = one(&Config::default(), &[gpu.clone()], &request(&["0"], entries("7g.80gb*2")));
     assert!(matches!(plan.refusal, Some(Refusal::TooMany { .. })), "{:?}", plan.refusal);
     // Nothing wanted of a GPU with MIG off: nothing to do.
-    gpu.mig.as_mut().unwrap().pending = false;
+    gpu.mig.as_mut().unwrap().set_mode(false, false);
     let plan = one(&Config::default(), &[gpu], &request(&["0"], LayoutSource::Named("none".to_owned())));
     assert!(plan.refusal.is_none() && plan.is_empty());
 }
@@ -306,7 +306,7 @@ fn mig_mode_goes_off_after_the_instances_and_takes_a_reset_on_ampere_alone() {
     // Pending on, still off: taken back without a reset.
     let pending = |gpu: &mut Gpu, enabled, pending| {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (enabled, pending);
+        mig.set_mode(enabled, pending);
     };
     pending(&mut gpus[0], false, true);
     let plan = whole(&gpus, "").unwrap();
@@ -331,7 +331,7 @@ fn what_is_reset_together_must_be_free_or_change_with_it() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     for gpu in &mut gpus {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
     }
     let config = Config::parse("[mode_change]\nreset_together = [\"0-1\", \"2-7\"]\n", "test").unwrap();
     let plan =

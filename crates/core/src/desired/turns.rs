@@ -15,18 +15,18 @@ pub(super) fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
 fn level(seen: &TimesliceView, wanted: TimesliceLevel) -> Option<String> {
     match (seen.state, seen.level) {
         (TimesliceState::Known, Some(level)) if level != wanted => {
-            Some(format!("time-slice level is {level}, the config wants {wanted}"))
+            Some(format!("time-slice level is {level}, but the config says {wanted}"))
         }
         // Without levels the driver does as it likes, which is what `default` asks for.
         (TimesliceState::Unsupported, _) if wanted != TimesliceLevel::Default => {
-            Some(format!("it has no time-slice levels, the config wants {wanted}"))
+            Some(format!("the GPU has no time-slice levels, but the config says {wanted}"))
         }
         (TimesliceState::Known | TimesliceState::Unsupported | TimesliceState::Unknown, _) => None,
     }
 }
 
 fn compute_mode(now: ComputeMode, wanted: ComputeMode) -> Option<String> {
-    (now != wanted).then(|| format!("compute mode is {now}, the config wants {wanted}"))
+    (now != wanted).then(|| format!("compute mode is {now}, but the config says {wanted}"))
 }
 
 /// How the GPU takes turns: what was seen of it, with what is wanted.

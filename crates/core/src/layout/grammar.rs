@@ -106,7 +106,7 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
     if let Some(piece) = none.filter(|_| pieces.len() > 1) {
         errors.push(piece.error(
             piece.span.clone(),
-            format!("`{NONE}` stands alone: it means no instance at all"),
+            format!("`{NONE}` cannot be combined with other entries: it means no instance"),
             format!("leave `{NONE}` out, or everything else"),
         ));
     }
@@ -119,7 +119,7 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
 }
 
 /// What to do about a layout that is larger than any GPU.
-const FEWER: &str = "no GPU holds so many: name a layout for one GPU, it is made on each that is asked for";
+const FEWER: &str = "no GPU has room for so many: write the layout of one GPU; it is applied to each GPU that you name";
 
 /// One entry's text within a text of the list.
 struct Piece<'a> {
@@ -374,7 +374,7 @@ fn start(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, Layou
 fn count(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, LayoutError> {
     let hint = format!("write a number from 1 to {MOST}, such as 1g.10gb*2");
     match value.parse::<u8>() {
-        Ok(0) => Err(piece.error(span, "a count of 0 asks for nothing", "leave the entry out")),
+        Ok(0) => Err(piece.error(span, "a count of 0 requests nothing", "leave the entry out")),
         Ok(count) if count <= MOST && digits(value) => Ok(count),
         Ok(_) | Err(_) if digits(value) => {
             Err(piece.error(span, format!("a count of {} is more than a GPU can hold", figure(value)), hint))

@@ -102,8 +102,8 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
     }
     // mig-parted counts such a GPU among those that a file has to speak of.
     let Some(mig) = &gpu.mig else { return Some(State::Off) };
-    if mig.enabled != mig.pending {
-        let to = if mig.pending { "on" } else { "off" };
+    if mig.reset_pending {
+        let to = if mig.pending_mode() { "on" } else { "off" };
         remarks.push(format!("{who}: MIG mode goes {to} with the next reset, which the file does not say"));
     }
     if !mig.enabled {

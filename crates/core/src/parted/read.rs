@@ -180,7 +180,7 @@ impl Reader<'_> {
             Kind::List(items) if !items.is_empty() => items,
             Kind::Scalar { .. } | Kind::Map(_) | Kind::List(_) => {
                 let what = format!("label {} has no list of groups", Quoted(name));
-                self.report(&key.span, what, "write `- devices: all` and what shall be of them below it");
+                self.report(&key.span, what, "write `- devices: all` and the settings for them below it");
                 return None;
             }
         };
@@ -191,7 +191,7 @@ impl Reader<'_> {
         self.groups += items.len();
         if self.groups > MOST_GROUPS {
             let what = format!("with label {} the file has more than {MOST_GROUPS} groups", Quoted(name));
-            self.report(&key.span, what, "put GPUs that shall be alike into one group");
+            self.report(&key.span, what, "put GPUs with the same layout into one group");
             return None;
         }
         let groups = items.iter().filter_map(|item| self.group(item)).collect();
@@ -235,7 +235,7 @@ impl Reader<'_> {
             }
             (false, Some((value, _))) => {
                 let hint = "write mig-enabled: true, or leave mig-devices out";
-                self.report(&value.span, "instances are wanted with `mig-enabled: false`", hint);
+                self.report(&value.span, "`mig-enabled: false` with instances", hint);
                 return None;
             }
             (true, Some((_, layout))) => Want::On(layout?),

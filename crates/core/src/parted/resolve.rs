@@ -119,7 +119,7 @@ fn of_the_parts(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize>, 
             let message = format!("the PCI ids of GPU {} ({}) are not known", gpu.index, gpu.uuid);
             return Err(ApiError::new(Code::BadRequest, message)
                 .cause(format!("{place}: this device-filter can't be judged without them"))
-                .hint("save the host anew with this gpushctl: `gpushctl gpu list --json > FILE`"));
+                .hint("save the host again with this gpushctl: `gpushctl gpu list --json > FILE`"));
         }
     }
     Ok(through)
@@ -149,7 +149,7 @@ fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result
     {
         let message = format!("{place}: which GPU index {unsure} means is not sure while GPU {} is lost", lost.index);
         return Err(ApiError::new(Code::GpuLost, message)
-            .cause(format!("GPU {} ({}) has fallen off the bus, and the driver may number those after it anew", lost.index, lost.uuid))
+            .cause(format!("GPU {} ({}) has fallen off the bus; the driver may renumber the GPUs after it", lost.index, lost.uuid))
             .hint("reset it or reboot the host; meanwhile name GPUs by UUID: gpushctl mig apply --gpu UUID --layout ENTRIES"));
     }
     Ok(parts.iter().copied().filter(|at| indexes.contains(&gpus[*at].index)).collect())

@@ -33,7 +33,7 @@ impl Reader<'_> {
             match node.text().map(str::parse::<DeviceId>) {
                 Some(Ok(id)) => ids.push(id),
                 Some(Err(hint)) => {
-                    let what = format!("{} is no PCI id", Quoted(node.text().unwrap_or_default()));
+                    let what = format!("{} is not a PCI id", Quoted(node.text().unwrap_or_default()));
                     self.report(&node.span, what, hint);
                     well = false;
                 }
@@ -78,7 +78,7 @@ impl Reader<'_> {
                     indexes.extend(text.parse::<u32>());
                 }
                 Kind::Scalar { text, .. } => {
-                    self.report(&item.span, format!("{} is no index of a GPU", Quoted(text)), hint);
+                    self.report(&item.span, format!("{} is not the index of a GPU", Quoted(text)), hint);
                     well = false;
                 }
                 Kind::List(_) | Kind::Map(_) => {
@@ -157,12 +157,12 @@ impl Reader<'_> {
         match read.as_deref() {
             Ok([entry]) if !text.contains(['@', '*', ':', ',']) => Some(entry.clone()),
             Ok(_) => {
-                self.report(&key.span, format!("{} is no MIG profile", Quoted(text)), shape);
+                self.report(&key.span, format!("{} is not a MIG profile", Quoted(text)), shape);
                 None
             }
             Err(error) => {
                 let hint = error.hint.clone().filter(|hint| hint.starts_with("did you mean"));
-                let what = format!("{} is no MIG profile", Quoted(text));
+                let what = format!("{} is not a MIG profile", Quoted(text));
                 // Of a name that is one the reason says more: a compute instance of too many slices.
                 let what = if hint.is_none() && text.contains("c.") { error.message.clone() } else { what };
                 self.report(&key.span, what, hint.unwrap_or_else(|| shape.to_owned()));
@@ -177,14 +177,14 @@ impl Reader<'_> {
         let text = match &value.kind {
             Kind::Scalar { text, plain: true } => text,
             Kind::Scalar { plain: false, .. } | Kind::List(_) | Kind::Map(_) => {
-                self.report(&value.span, format!("the count of {name} is no number"), hint);
+                self.report(&value.span, format!("the count of {name} is not a number"), hint);
                 return None;
             }
         };
         let negative = text.strip_prefix('-').is_some_and(digits);
         match text.parse::<u8>() {
             Ok(0) => {
-                self.report(&value.span, format!("a count of 0 asks for no {name}"), "leave the line out");
+                self.report(&value.span, format!("a count of 0 requests no {name}"), "leave the line out");
                 None
             }
             Ok(count) if digits(text) && count <= MOST => Some(count),
@@ -194,7 +194,7 @@ impl Reader<'_> {
                 } else if digits(text) {
                     format!("a count of {text:.8} is more {name} than a GPU can hold")
                 } else {
-                    format!("the count of {name} is no number: {}", Quoted(text))
+                    format!("the count of {name} is not a number: {}", Quoted(text))
                 };
                 self.report(&value.span, what, hint);
                 None

@@ -179,7 +179,7 @@ impl Builder {
                 continue;
             }
             if let Some(first) = seen.insert(text.to_owned(), key.span.clone()) {
-                let what = format!("{} stands here a second time", crate::quote::Quoted(text));
+                let what = format!("{} is repeated here", crate::quote::Quoted(text));
                 return Err(Wrong { first: Some(first), ..Wrong::at(key.span.clone(), what, "keep one of the two") });
             }
             entries.push((key, value));

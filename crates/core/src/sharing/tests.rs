@@ -19,7 +19,7 @@ fn config(text: &str) -> Config {
 fn whole_host(preset: &str) -> Vec<Gpu> {
     let mut gpus = preset::gpus(preset).unwrap();
     for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
     }
     gpus
 }
@@ -95,7 +95,7 @@ fn what_a_whole_gpu_is_in_the_way_of() {
     let mut gpus = whole_host("dgx-a100");
     let mig = |gpu: &mut Gpu, enabled, pending| {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (enabled, pending);
+        mig.set_mode(enabled, pending);
     };
     mig(&mut gpus[0], true, true);
     mig(&mut gpus[1], false, true);
@@ -133,7 +133,7 @@ fn entries_share_what_stands() {
     let had = BTreeSet::from([gpus[0].mig.as_ref().unwrap().instances[1].compute[2].uuid.clone().unwrap()]);
     let found = targets(&config, &gpus, &had);
     assert_eq!(words_of(&found), ["GPU 0, 1c.3g.40gb@0/2", "GPU 0, 3g.40gb@4"]);
-    // Under MIG there is no compute mode, and a part of the GPU has its part of the clients.
+    // Under MIG there is not a compute mode, and a part of the GPU has its part of the clients.
     let policies: Vec<_> = found.iter().map(|target| (target.policy.compute_mode, target.policy.max_clients)).collect();
     assert_eq!(policies, [(MpsComputeMode::Keep, 6), (MpsComputeMode::Keep, 20)]);
     assert!(found.iter().all(|target| !target.full_gpu && target.gpu_uuid == gpus[0].uuid));

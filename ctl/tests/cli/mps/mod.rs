@@ -79,7 +79,7 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
         clients: clients.to_vec(),
         clients_known: true,
         shares: if clients.is_empty() { Vec::new() } else { vec![share("s12")] },
-        shares_percent: if clients.is_empty() { 0 } else { 25 },
+        granted_percent: if clients.is_empty() { 0 } else { 25 },
     }
 }
 
@@ -131,13 +131,13 @@ fn processes(strays: bool) -> GpuProcesses {
         share: None,
         allowed: false,
         stray: None,
-        done: None,
+        stray_action: None,
     };
     let owner = GpuProcess { share: Some("s12".into()), ..one(5120, "alice", "python train.py") };
     let mut stray = one(7001, "mallory", "./miner");
     stray.process.kind = ProcessKind::Compute;
     stray.stray = Some("it has no share of GPU 0".into());
-    stray.done = Some("left alone".into());
+    stray.stray_action = Some("left alone".into());
     let mut all = GpuProcesses { policy: StrayPolicy::Warn, processes: vec![owner], unseen: Vec::new() };
     if strays {
         all.processes.push(stray);

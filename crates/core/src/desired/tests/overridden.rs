@@ -103,7 +103,6 @@ fn only_a_named_gpu_gets_its_rules_own_layout_back() {
 fn a_gpu_that_is_asked_to_be_whole_gets_no_override() {
     let mut gpus = host();
     gpus[0].mig.as_mut().unwrap().enabled = false;
-    gpus[0].mig.as_mut().unwrap().pending = false;
     let each = |gpu: &str, mig, layout: &[&str]| GpuLayout {
         gpu: gpu.into(),
         mig,

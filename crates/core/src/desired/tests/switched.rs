@@ -9,7 +9,7 @@ fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     for gpu in &mut gpus {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
         gpu.nvlink = Some(NvLink { links: 12, switched: gpu.index < 4, peers: Vec::new() });
     }
     let none = Config::default();
@@ -25,7 +25,7 @@ fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
     assert_eq!(together(&plan(&Config::parse(stops, "test").unwrap(), &gpus)), [1, 2, 3], "stopped for the reset");
     // Off is done last: what the same request makes on the others would be lost.
     let mig = gpus[0].mig.as_mut().unwrap();
-    (mig.enabled, mig.pending) = (true, true);
+    mig.set_mode(true, true);
     let each = |gpu: &Gpu, mig| GpuLayout {
         gpu: gpu.uuid.clone(),
         mig,
@@ -38,13 +38,13 @@ fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
     let error = swapped[0].error.as_ref().unwrap();
     assert!(error.causes[0].contains("GPU 1") && error.causes[0].contains("same operation"), "{error:?}");
     let mig = gpus[0].mig.as_mut().unwrap();
-    (mig.enabled, mig.pending) = (false, false);
+    mig.set_mode(false, false);
     // Somebody's change of mode that waits for a reset is not made by ours.
-    gpus[1].mig.as_mut().unwrap().pending = true;
+    gpus[1].mig.as_mut().unwrap().reset_pending = true;
     let mut along = [plan(&none, &gpus)];
     without_fabric_manager(&none, &gpus, &mut along);
     assert!(along[0].error.as_ref().unwrap().causes[0].contains("MIG mode on pending"), "{along:?}");
-    gpus[1].mig.as_mut().unwrap().pending = false;
+    gpus[1].mig.as_mut().unwrap().reset_pending = false;
     gpus[2].processes.push(process(4711));
     without_fabric_manager(&none, &gpus, &mut alone);
     let error = alone[0].error.as_ref().unwrap();

@@ -18,7 +18,8 @@ fn named_without_a_layout_a_gpu_becomes_what_its_rule_wants_whole() {
     let plan = one(&exclusive, &gpus, &request(&["0"], LayoutSource::Config));
     assert!(plan.is_empty() && plan.error.is_some(), "{plan:?}");
     let mig = gpus[0].mig.as_mut().unwrap();
-    (mig.enabled, mig.pending, mig.instances) = (false, false, Vec::new());
+    mig.set_mode(false, false);
+    mig.instances = Vec::new();
     let plan = one(&exclusive, &gpus, &request(&["0"], LayoutSource::Config));
     assert!(plan.is_empty() && plan.error.is_none(), "as wanted: {plan:?}");
     let unmanaged = Config::parse("[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n", "test").unwrap();

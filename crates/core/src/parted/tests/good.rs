@@ -230,7 +230,7 @@ fn mig_mode_is_part_of_what_is_wanted() {
     for (at, (enabled, pending)) in [(true, true), (false, false), (true, false), (false, true)].into_iter().enumerate()
     {
         let mig = host[at].mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (enabled, pending);
+        mig.set_mode(enabled, pending);
     }
     host[4].mig = None;
     let plans = |mig: bool| {

@@ -74,7 +74,7 @@ proptest! {
             let (mode, entries) = spread[at % spread.len()].get(&wishes);
             if *mode == 0 {
                 let mig = gpu.mig.as_mut().unwrap();
-                (mig.enabled, mig.pending) = (false, false);
+                mig.set_mode(false, false);
                 continue;
             }
             // Of what was drawn as much as fits.
@@ -148,7 +148,7 @@ fn what_counts_do_not_say_is_told() {
     gpus[1].mig.as_mut().unwrap().instances[0].compute.clear();
     gpus[2].state = GpuState::Lost;
     gpus[2].mig = None;
-    gpus[3].mig.as_mut().unwrap().pending = false;
+    gpus[3].mig.as_mut().unwrap().reset_pending = true;
     let foreign = GpuInstance {
         profile: "profile 99".to_owned(),
         profile_id: 99,

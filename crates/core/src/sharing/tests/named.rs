@@ -31,7 +31,7 @@ fn daemon(uuid: &str, gpu: Option<u32>, device: Option<&str>) -> MpsDaemon {
         user: None,
         clients: Vec::new(),
         shares: Vec::new(),
-        shares_percent: 0,
+        granted_percent: 0,
     }
 }
 
