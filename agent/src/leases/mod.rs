@@ -33,8 +33,6 @@ mod processes;
 mod queue;
 mod request;
 mod show;
-#[cfg(test)]
-mod tests;
 
 use std::{
     collections::BTreeMap,

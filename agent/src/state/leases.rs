@@ -271,3 +271,6 @@ impl State {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

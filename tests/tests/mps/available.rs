@@ -54,7 +54,7 @@ fn run_waits_until_the_driver_has_started() {
     host.fault("nvmlInit* --delay-ms 2000 --times 1");
     let agent = Agent::start(&host, CONFIG);
     let mut run = host.command(program("gpushctl"));
-    run.args(["mps", "run", "0", "-p", "10", "--", "true"]).env("GPUSH_SOCKET", agent.socket()).stdin(Stdio::null());
+    run.args(["run", "--mps", "10", "-g", "0", "--", "true"]).env("GPUSH_SOCKET", agent.socket()).stdin(Stdio::null());
     let output = run.output().expect("gpushctl");
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }
