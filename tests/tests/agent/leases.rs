@@ -14,7 +14,9 @@ const WHOLE: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n";
 const MIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
 
 fn two_gpus(config: &str) -> (Host, Agent) {
-    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\n");
+    // GPUs without MIG, unless a layout is wanted: with MIG enabled a GPU is not offered as a whole.
+    let model = if config.contains("layout") { "h100-80-sxm" } else { "l4" };
+    let host = Host::up(&format!("[[gpu]]\nmodel = \"{model}\"\ncount = 2\n"));
     let agent = Agent::start(&host, config);
     agent.wait_for_layouts_at_start();
     (host, agent)
