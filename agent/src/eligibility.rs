@@ -1,4 +1,4 @@
-//! Eligibility of GPUs for new work: shares, and later leases. docs/states.md has the table.
+//! Eligibility of GPUs for new work: leases. docs/states.md has the table.
 
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 
@@ -10,27 +10,6 @@ use crate::{
 /// Returns the GPUs as last read, without a driver call; none if they were never read.
 pub(crate) fn known(readings: &Readings, viewer: Viewer) -> Vec<Gpu> {
     readings.known().map(|host| host.gpus(viewer)).unwrap_or_default()
-}
-
-/// Refuses new work on a GPU whose last known state does not permit it.
-///
-/// # Errors
-/// If the GPU accepts no new work now.
-pub(crate) async fn admits(readings: &Readings, viewer: Viewer, uuid: &str, label: &str) -> Result<(), ApiError> {
-    if known(readings, viewer).is_empty() {
-        // gpushd has just started.
-        readings.host().await?;
-    }
-    let gpus = known(readings, viewer);
-    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid) else {
-        return Err(ApiError::new(
-            Code::Unavailable,
-            format!("{label} is not available: gpushd has not read its GPU yet"),
-        )
-        .hint("`gpushctl status` shows the GPUs")
-        .retryable());
-    };
-    refusal(gpu, label).map_or(Ok(()), Err)
 }
 
 /// Returns why a GPU accepts no new work.

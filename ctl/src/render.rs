@@ -13,6 +13,8 @@ pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod gpu;
 pub(crate) mod host;
+pub(crate) mod isolation;
+pub(crate) mod lease;
 pub(crate) mod listing;
 pub(crate) mod look;
 pub(crate) mod mps;

@@ -69,10 +69,11 @@ async fn read(client: &mut Client, args: &StatusArgs, out: &Output) -> Result<(S
         {
             // An administrator wants maintenance: that is not a failure.
             let code = if health.maintenance.is_some() { 0 } else { error.code().exit_status() };
-            return Ok((Status { version, health, gpus: Vec::new(), mps: Vec::new() }, code));
+            return Ok((Status { version, health, gpus: Vec::new(), mps: Vec::new(), leases: Vec::new() }, code));
         }
         Err(error) => return Err(Failure::from(error)),
     };
     let mps = super::mps::of(client, &gpus, out).await;
-    Ok((Status { version, health, gpus, mps }, 0))
+    let leases = super::lease::of(client, &gpus, out).await;
+    Ok((Status { version, health, gpus, mps, leases }, 0))
 }

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 
 use super::{Charset, Look, status::Status};
 
+pub(crate) mod lease;
 pub(crate) mod mps;
 
 /// All fixtures were read at this time.
@@ -232,6 +233,7 @@ pub(crate) fn status(gpus: Vec<Gpu>, simulated: bool) -> Status {
         },
         gpus,
         mps: Vec::new(),
+        leases: Vec::new(),
     }
 }
 

@@ -8,10 +8,11 @@
 //! ```
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuInstance, GpuState, Memory, Mig, Mode, MpsDaemon, Process};
+use gpush_api::{Gpu, GpuInstance, GpuState, Lease, Memory, Mig, Mode, MpsDaemon, Process};
 
 use super::{
     Look, bar,
+    lease::below as lease,
     look::{BAD, NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
     mps::list as mps,
     overrides,
@@ -361,11 +362,19 @@ pub(crate) fn is_alike(one: &Gpu, other: &Gpu) -> bool {
     (&one.name, one.mode, &one.rule, one.state) == (&other.name, other.mode, &other.rule, other.state)
 }
 
-/// The whole GPU with its MPS daemons; `lines` says whether the things to use are listed below the drawing.
+/// Who uses a GPU, apart from its processes.
+pub(crate) struct Users<'a> {
+    /// Its MPS daemons.
+    pub(crate) daemons: Vec<&'a MpsDaemon>,
+    /// The open leases of the host.
+    pub(crate) leases: &'a [Lease],
+}
+
+/// The whole GPU with its MPS daemons and leases; `lines` says whether the things to use are listed below the drawing.
 pub(crate) fn block(
     gpu: &Gpu,
     rows: &[Row],
-    daemons: &[&MpsDaemon],
+    users: &Users<'_>,
     columns: Columns,
     lines: bool,
     look: &Look,
@@ -378,8 +387,11 @@ pub(crate) fn block(
     if lines || (mig.is_none() && !gpu.processes.is_empty()) {
         out.extend(rows.iter().flat_map(|r| row(r, columns, look)));
     }
-    out.extend(mps::below(daemons, INDENT, lines || mig.is_none(), look));
+    out.extend(mps::below(&users.daemons, INDENT, lines || mig.is_none(), look));
     out.extend(timeslice::below(gpu, INDENT, look));
+    if lines {
+        out.extend(lease::below(gpu, users.leases, INDENT, look));
+    }
     out.extend(notes(gpu, look));
     out
 }

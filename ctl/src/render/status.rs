@@ -1,6 +1,6 @@
 //! `gpushctl status`: who answers, every GPU, and what to do about what is wrong.
 
-use gpush_api::{Gpu, GpuState, Health, HealthStatus, Mode, MpsDaemon, Version};
+use gpush_api::{Gpu, GpuState, Health, HealthStatus, Lease, Mode, MpsDaemon, Version};
 use serde::Serialize;
 
 use super::{
@@ -19,6 +19,9 @@ pub(crate) struct Status {
     /// Of these GPUs and their MIG devices; not asked for where none is shared through MPS.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) mps: Vec<MpsDaemon>,
+    /// Leases that have not ended, in order of arrival; not requested where no GPU can be leased.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) leases: Vec<Lease>,
 }
 
 /// The picture; `brief` leaves out the lines below each drawing, and groups GPUs that are drawn alike.
@@ -36,11 +39,10 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Look) -> String
     let gpus: Vec<Gpu> = status.gpus.iter().map(|gpu| with_servers(gpu, &status.mps)).collect();
     let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, look)).collect();
     let columns = gpu::Columns::of(rows.iter().flatten());
-    let blocks = status
-        .gpus
-        .iter()
-        .zip(&rows)
-        .map(|(gpu, rows)| (gpu, gpu::block(gpu, rows, &mps::of(gpu, &status.mps), columns, !brief, look)));
+    let blocks = status.gpus.iter().zip(&rows).map(|(gpu, rows)| {
+        let users = gpu::Users { daemons: mps::of(gpu, &status.mps), leases: &status.leases };
+        (gpu, gpu::block(gpu, rows, &users, columns, !brief, look))
+    });
     let mut groups: Vec<(&Gpu, Vec<String>, Vec<u32>)> = Vec::new();
     for (gpu, block) in blocks {
         match groups.last_mut() {

@@ -93,6 +93,7 @@ fn whole(host: &Host, mode: Mode, mps: fn() -> Answer) -> Agent {
         "/v1/health" => Answer::ok(&health()),
         "/v1/gpus" | "/v1/gpus?profiles=true" => Answer::ok(&gpus(mode)),
         "/v1/mps" => mps(),
+        "/v1/leases" => Answer::ok::<[gpush_api::Lease]>(&[]),
         other => panic!("not asked for: {other}"),
     })
 }
@@ -104,7 +105,7 @@ fn status_asks_for_mps_only_where_there_is_some() {
     let agent = whole(&host, Mode::Mps, shared);
     let text = host.run(&["status", "--brief", "--gpu", "0"]);
     assert!(text.contains("MPS  ready  2/48 clients") && text.contains("25/100% given  alice"), "{text}");
-    assert_eq!(agent.asked(), ["GET /v1/version", "GET /v1/health", "GET /v1/gpus", "GET /v1/mps"]);
+    assert_eq!(agent.asked(), ["GET /v1/version", "GET /v1/health", "GET /v1/gpus", "GET /v1/mps", "GET /v1/leases"]);
     let document: serde_json::Value =
         serde_json::from_slice(&host.command(&["status", "--json"]).output().unwrap().stdout).unwrap();
     assert_eq!(serde_json::from_value::<Vec<MpsDaemon>>(document["mps"].clone()).unwrap(), [busy(), idle_device()]);
@@ -114,7 +115,7 @@ fn status_asks_for_mps_only_where_there_is_some() {
     let agent = whole(&host, Mode::Exclusive, shared);
     let text = host.run(&["status", "--json"]);
     assert!(!text.contains("\"mps\":"), "{text}");
-    assert_eq!(agent.asked().len(), 3, "{:?}", agent.asked());
+    assert_eq!(agent.asked().len(), 4, "{:?}", agent.asked());
 
     // That it can't be told hides nothing else.
     let host = Host::new();

@@ -30,6 +30,7 @@ fn daemon(uuid: &str, gpu: Option<u32>, device: Option<&str>) -> MpsDaemon {
         rule: None,
         user: None,
         clients: Vec::new(),
+        leases: Vec::new(),
         shares: Vec::new(),
         granted_percent: 0,
     }
