@@ -10,8 +10,8 @@ use std::{
 use gpush_api::{ApiError, Code, text};
 use gpush_nvml::RemappedRows;
 use gpush_store::{
-    BootRecord, Bounds, Condition, Intent, Lost, MpsShare, MpsTarget, NewAudit, Note, OpenError, Opened, OperationId,
-    Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
+    BootRecord, Bounds, Condition, Intent, LeaseRecord, Lost, MpsTarget, NewAudit, Note, OpenError, Opened,
+    OperationId, Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
 };
 
 use crate::{
@@ -38,8 +38,8 @@ pub(crate) struct Remembered {
     pub(crate) conditions: Recorded,
     /// Overrides, those past their time included.
     pub(crate) overrides: Vec<Override>,
-    /// Shares of MPS targets.
-    pub(crate) mps_shares: Vec<MpsShare>,
+    /// Leases that have not ended.
+    pub(crate) leases: Vec<LeaseRecord>,
     /// What was made of MPS targets above their rules.
     pub(crate) mps_targets: Vec<MpsTarget>,
     /// What was set on GPUs that are shared whole.
@@ -100,6 +100,15 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
     }
     let boot = boot_id.to_owned();
     let cleared = store.write_ending(move |tx| {
+        for lease in tx.end_leases_of_other_boots()? {
+            tx.audit(NewAudit {
+                by: None,
+                action: "lease.end".to_owned(),
+                object: lease.id.to_string(),
+                result: "rebooted".to_owned(),
+                detail: serde_json::json!({ "uid": lease.holder.uid }),
+            })?;
+        }
         tx.forget_mps_of_other_boots()?;
         tx.forget_shared_gpus_of_other_boots()?;
         tx.forget_conditions_of_other_boots(&boot)
@@ -123,7 +132,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
         let superseded = superseded(view, &unfinished)?;
         let left = (unfinished, superseded);
         let known_since = view.known_since()?.filter(|known| known.boot_id == this_boot).map(|known| known.ticks);
-        let shared = (view.mps_shares()?, view.mps_targets()?, view.shared_gpus()?, known_since);
+        let shared = (view.mps_targets()?, view.shared_gpus()?, known_since, view.open_leases()?);
         Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), shared))
     });
     // A newer gpushd's records may be such that nothing can be read: that is said, and nothing is
@@ -134,7 +143,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
             Default::default()
         });
     let (unfinished, superseded) = left;
-    let (mps_shares, mps_targets, shared_gpus, known_since) = shared;
+    let (mps_targets, shared_gpus, known_since, leases) = shared;
     Ok(Remembered {
         store,
         notes,
@@ -143,7 +152,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
         superseded,
         conditions,
         overrides,
-        mps_shares,
+        leases,
         mps_targets,
         shared_gpus,
         generation,

@@ -1,4 +1,4 @@
-//! Which GPUs may take new work: shares, and leases when there are some. docs/states.md has the table.
+//! Which GPUs may take new work: leases. docs/states.md has the table.
 
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 
@@ -10,24 +10,6 @@ use crate::{
 /// The GPUs as last seen, without a driver call; none when they were never seen.
 pub(crate) fn known(readings: &Readings, viewer: Viewer) -> Vec<Gpu> {
     readings.known().map(|host| host.gpus(viewer)).unwrap_or_default()
-}
-
-/// Refuses new work on a GPU whose state does not allow it, as last seen.
-///
-/// # Errors
-/// When it may take none now.
-pub(crate) async fn admits(readings: &Readings, viewer: Viewer, uuid: &str, label: &str) -> Result<(), ApiError> {
-    if known(readings, viewer).is_empty() {
-        // gpushd has just started.
-        readings.host().await?;
-    }
-    let gpus = known(readings, viewer);
-    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid) else {
-        return Err(ApiError::new(Code::Unavailable, format!("{label} can't be had: its GPU was not seen yet"))
-            .hint("`gpushctl status` shows the GPUs")
-            .retryable());
-    };
-    refusal(gpu, label).map_or(Ok(()), Err)
 }
 
 /// Why a GPU may take no new work.

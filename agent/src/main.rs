@@ -25,6 +25,7 @@ mod health;
 mod http;
 mod idempotency;
 mod lanes;
+mod leases;
 mod life;
 mod listen;
 mod logging;

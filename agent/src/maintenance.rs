@@ -23,7 +23,7 @@ use crate::{
     operation::Operations,
     outside::Outside,
     request::Request,
-    state::{Change, Commits, State, readings::Readings, words},
+    state::{Change, Commits, OpenLease, State, readings::Readings, words},
 };
 
 /// How long the worker may take to end: its calls have deadlines, and a worker that exceeds them is killed.
@@ -57,12 +57,16 @@ impl MaintenanceControl {
     /// Enters maintenance; all handles of gpushd are closed when it returns.
     ///
     /// # Errors
-    /// When an operation changes a GPU, the host is in maintenance already, it cannot be recorded, or the worker does
+    /// When a lease is in use, an operation changes a GPU, the host is in maintenance already, it cannot be recorded, or the worker does
     /// not end. In the last case the host is in maintenance all the same.
     pub(crate) async fn enter(&self, request: Request) -> Result<Maintenance, ApiError> {
         let _lock = self.host_lock.lock().await;
         if let Some(current) = self.state.maintenance() {
             return Err(ApiError { causes: Vec::new(), ..words::refusal(&current) });
+        }
+        let leases: Vec<String> = self.state.leases().holding().map(OpenLease::describe).collect();
+        if !leases.is_empty() {
+            return Err(leased(leases));
         }
         let maintenance = Maintenance {
             reason: request.reason.clone().filter(|reason| !reason.is_empty()),
@@ -167,6 +171,14 @@ fn in_use(index: Option<u32>, uuid: &str, holder: &str) -> ApiError {
         None => error.hint("ask again in a moment"),
     };
     error.retryable()
+}
+
+/// Refuses to enter maintenance under leases.
+fn leased(leases: Vec<String>) -> ApiError {
+    let mut error =
+        ApiError::new(Code::Blocked, format!("cannot enter maintenance: {} leases are in use", leases.len()));
+    error.causes = leases;
+    error.hint("wait until they end, or revoke them with `gpushctl lease revoke LEASE --end`").retryable()
 }
 
 fn told(action: &str, request: &Request) -> Told {

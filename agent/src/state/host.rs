@@ -11,7 +11,7 @@ use gpush_core::config::Config;
 use gpush_nvml::DriverError;
 use gpush_store::Lost;
 
-use super::GpuSnapshot;
+use super::{GpuSnapshot, LeaseTable};
 use crate::caller::Viewer;
 
 /// The host at one moment. It never changes.
@@ -33,6 +33,8 @@ pub(crate) struct HostState {
     pub(crate) maintenance: Option<Maintenance>,
     /// A lost database that is not accepted yet.
     pub(crate) lost: Option<Lost>,
+    /// Leases that have not ended.
+    pub(crate) leases: Arc<LeaseTable>,
     /// Id of the last event before this snapshot.
     pub(crate) last_event: String,
     /// How many GPU events there were so far: equal numbers mean that no GPU has changed.

@@ -13,7 +13,7 @@ use gpush_nvml::{DriverError, ErrorKind, Listed};
 use gpush_store::Lost;
 
 use super::{
-    Conditions, GpuSnapshot, HostState, Overrides,
+    Conditions, GpuSnapshot, HostState, LeaseTable, Overrides,
     gpu::Sight,
     host::Answers,
     readings::{LastReading, Moment},
@@ -70,6 +70,8 @@ pub(super) struct Known {
     pub(super) levels: BTreeMap<String, TimesliceView>,
     /// What events last told of each GPU.
     pub(super) told: BTreeMap<String, GpuChange>,
+    /// Leases that have not ended.
+    pub(super) leases: Arc<LeaseTable>,
 }
 
 #[derive(Debug)]
@@ -93,6 +95,7 @@ impl Known {
             generation: self.overrides.generation(),
             maintenance,
             lost: self.loss.lost.clone(),
+            leases: Arc::clone(&self.leases),
             last_event,
             changes,
             answers: Answers::default(),

@@ -23,6 +23,7 @@
 //! | `gpu` | one GPU of a snapshot: its state and why |
 //! | `reason` | why a GPU is in its state, as a type |
 //! | `conditions` | cordons, maintenance, degraded GPUs |
+//! | `leases` | leases that have not ended |
 //! | `overrides` | layouts that take precedence over the config |
 //! | `commit` | changes that are recorded before they are applied |
 //! | `view` | a snapshot as a caller may see it |
@@ -37,6 +38,7 @@ pub(crate) mod events;
 mod gpu;
 mod host;
 mod known;
+pub(crate) mod leases;
 mod overrides;
 pub(crate) mod readings;
 mod reason;
@@ -53,7 +55,7 @@ use std::{
 use gpush_api::{Happening, Maintenance, TimesliceView};
 use gpush_core::config::Config;
 use gpush_nvml::{Listed, Reading, RemappedRows};
-use gpush_store::{ConditionKind, Lost, NewAudit, NewCondition, Override, Scope, Store};
+use gpush_store::{ConditionKind, LeaseRecord, Lost, NewAudit, NewCondition, Override, Scope, Store};
 use jiff::Timestamp;
 use tokio::sync::watch;
 
@@ -64,6 +66,7 @@ pub(crate) use self::{
     gpu::{GpuSnapshot, is_managed},
     host::HostState,
     known::Holder,
+    leases::{LeaseTable, OpenLease, Reservation, ReservationId},
     overrides::{Effect, Overrides},
     reason::Reason,
     view::{Observed, no_driver, overridden, unidentified},
@@ -101,6 +104,8 @@ pub(crate) struct Initial {
     pub(crate) lost: Option<Lost>,
     /// When a loss was accepted last on this boot, in clock ticks since its start.
     pub(crate) known_since: Option<u64>,
+    /// Leases on record that have not ended.
+    pub(crate) leases: Vec<LeaseRecord>,
 }
 
 /// Which GPUs a change may concern.
@@ -113,7 +118,7 @@ enum Touched {
 impl State {
     /// Starts from what is on record; no GPU is known yet.
     pub(crate) fn new(store: Store, events: Events, initial: Initial) -> Self {
-        let Initial { config, conditions, overrides, lost, known_since } = initial;
+        let Initial { config, conditions, overrides, lost, known_since, leases } = initial;
         let known = Known {
             config,
             claims: BTreeMap::new(),
@@ -128,6 +133,7 @@ impl State {
             shared: BTreeSet::new(),
             levels: BTreeMap::new(),
             told: BTreeMap::new(),
+            leases: Arc::new(LeaseTable::new(leases)),
         };
         let first = known.snapshot(Vec::new(), events.last_id(), 0);
         Self(Arc::new(Inner { store, events, known: Mutex::new(known), snapshot: watch::Sender::new(Arc::new(first)) }))

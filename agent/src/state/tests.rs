@@ -20,6 +20,7 @@ impl State {
             overrides: Overrides::default(),
             lost: None,
             known_since: None,
+            leases: Vec::new(),
         };
         Self::new(store, Events::new("test"), initial)
     }

@@ -20,7 +20,8 @@ pub struct Blocker {
     pub compute_profile: Option<String>,
     /// Placement of the GPU instance.
     pub placement: Placement,
-    /// Processes in it, as far as the caller may see them.
+    /// Processes in it, as far as the caller may see them. A lease without processes has no pid, and its words as the
+    /// command.
     pub holders: Vec<Process>,
 }
 

@@ -94,6 +94,10 @@ pub fn words(holder: &Holder) -> String {
     let devices = (!holder.devices.is_empty()).then(|| holder.devices.join(" "));
     let parts = [holder.user.clone(), holder.command.clone(), service, devices];
     let about: Vec<String> = parts.into_iter().flatten().collect();
+    // A lease without processes has no pid, and its words as the command.
+    if let (None, Some(lease)) = (holder.pid, &holder.command) {
+        return lease.clone();
+    }
     let who = holder.pid.map_or_else(|| "a process".to_owned(), |pid| format!("pid {pid}"));
     if about.is_empty() { who } else { format!("{who} ({})", about.join(", ")) }
 }

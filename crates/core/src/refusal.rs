@@ -137,14 +137,19 @@ fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
 fn holders_of(blockers: &[Blocker]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for process in blockers.iter().flat_map(|blocker| &blocker.holders) {
-        let name = process.pid.map_or_else(|| "whoever else uses it".to_owned(), |pid| format!("pid {pid}"));
+        let name = match (process.pid, &process.command) {
+            (Some(pid), _) => format!("pid {pid}"),
+            // A lease, which the cause names.
+            (None, Some(_)) => "the lease (`gpushctl lease revoke LEASE --end`)".to_owned(),
+            (None, None) => "whoever else uses it".to_owned(),
+        };
         if !names.contains(&name) {
             names.push(name);
         }
     }
     names.sort_by_key(|name| !name.starts_with("pid"));
     if let [one] = names.as_mut_slice()
-        && !one.starts_with("pid")
+        && one.starts_with("whoever")
     {
         "what uses it".clone_into(one);
     }
@@ -155,10 +160,12 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
 fn held_by(blocker: &Blocker, index: u32) -> String {
     let (named, hidden): (Vec<&Process>, Vec<&Process>) = blocker.holders.iter().partition(|one| one.pid.is_some());
     let mut holders: Vec<String> = named.into_iter().map(holder).collect();
-    if !hidden.is_empty() || holders.is_empty() {
+    let leases: Vec<String> = hidden.iter().filter_map(|one| one.command.clone()).collect();
+    if hidden.len() > leases.len() || (holders.is_empty() && leases.is_empty()) {
         let whose = format!("`gpushctl gpu show {index}` names it to its owner and to administrators");
         holders.push(format!("a process ({whose})"));
     }
+    holders.extend(leases);
     list(&holders, "and")
 }
 

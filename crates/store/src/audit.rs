@@ -1,8 +1,8 @@
 //! The audit trail: one record for each mutation, in the transaction of the mutation itself.
 //! Nothing changes a record; the oldest are forgotten by number and age.
 //!
-//! Every user may take and release shares, and be refused as an administrator, as often as they like. So records of
-//! both have a budget per user: they replace older ones of the same user and action, and never a record of what an
+//! Every user may request and release leases, and be refused as an administrator, as often as they like. So records of
+//! both have a budget per user: they replace older ones of the same user and subject, and never a record of what an
 //! administrator did.
 
 use gpush_api::Actor;
@@ -16,14 +16,14 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// Action of records that users make who may do nothing else.
-pub(crate) const SHARE: &str = "mps.share";
+/// Actions of records about leases, as a pattern: users make them who may do nothing else.
+pub(crate) const LEASES: &str = "lease.*";
 
 /// Action of records of users who tried to administer and were refused.
 pub const DENIED: &str = "access.denied";
 
-/// Actions whose records have a budget per user.
-const BY_USERS: [&str; 2] = [SHARE, DENIED];
+/// Patterns of the actions whose records have a budget per user.
+const BY_USERS: [&str; 2] = [LEASES, DENIED];
 
 /// A record that shall be made.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,7 +69,7 @@ pub struct AuditQuery {
     pub limit: usize,
     /// The last ones and not the first.
     pub latest: bool,
-    /// Only records about one of these objects: their object, the target of a share, a GPU of an operation,
+    /// Only records about one of these objects: their object, a GPU of an operation or lease,
     /// or the user who acted. All records when empty.
     pub objects: Vec<String>,
     /// Only those made at this time or later, by the wall clock.
@@ -117,7 +117,6 @@ impl View<'_> {
              json_each(iif(json_valid(told.detail), told.detail, '{{}}'), '$.gpus') AS gpu \
              WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu', NULL) IN {wanted}"
         );
-        // A share is recorded under its own id, with the target that it is of.
         let detail = "iif(json_valid(audit.detail), audit.detail, '{}')";
         let user = "iif(json_valid(audit.actor), audit.actor, '{}') ->> 'user'";
         let rest = format!(
@@ -166,15 +165,15 @@ impl Tx<'_> {
         let mut pruned = 0;
         for action in BY_USERS {
             pruned += self.prune_users(action, bounds)?;
-            pruned += self.prune_audit_of("action = ?1", action, bounds.audit_shares, bounds)?;
+            pruned += self.prune_audit_of("action GLOB ?1", action, bounds.audit_shares, bounds)?;
         }
-        let others = "action NOT IN (SELECT value FROM json_each(?1))";
+        let others = "NOT EXISTS (SELECT 1 FROM json_each(?1) AS pattern WHERE action GLOB pattern.value)";
         let by_users = serde_json::Value::from(BY_USERS.to_vec()).to_string();
         Ok(pruned + self.prune_audit_of(others, &by_users, bounds.audit_most, bounds)?)
     }
 
     /// Deletes the oldest records of an action beyond each user's budget; then, where those of all users are too
-    /// many, first those of the users with most of them. The user is the one who asked, or whose share it was.
+    /// many, first those of the users with most of them. The user is the one who asked, or whose lease it was.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         // Damaged JSON must not end it: a record that is read has a seal.
@@ -182,7 +181,7 @@ impl Tx<'_> {
         let user = format!("coalesce({}, {}, -1)", field("actor", "$.uid"), field("detail", "$.uid"));
         let ranked = format!(
             "SELECT sequence, row_number() OVER (PARTITION BY {user} ORDER BY sequence DESC) AS age \
-             FROM audit WHERE action = ?1"
+             FROM audit WHERE action GLOB ?1"
         );
         let per_user = record::delete::<AuditRecord>(
             self.connection,

@@ -1,5 +1,5 @@
 //! What `gpushd` must not forget: the journal of operations, overrides, conditions of GPUs,
-//! answers already given, the audit trail, the boot it last ran in, shares of MPS targets, leases.
+//! answers already given, the audit trail, the boot it last ran in, MPS targets, leases.
 //!
 //! One SQLite file in the state directory, one thread that owns it, and one rule: **whoever is
 //! told that something is recorded may pull the plug**. Many callers' transactions share one sync
@@ -63,7 +63,7 @@ pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use error::{OpenError, StoreError, Untrusted};
 pub use fact::{BootRecord, KnownSince, Lost};
 pub use lease::{LeaseHistory, LeaseRecord, LeaseSource, LeaseTerms, NewLease};
-pub use mps::{MpsSet, MpsShare, MpsStopped, MpsTarget, NewMpsShare, ProcessId};
+pub use mps::{MpsSet, MpsStopped, MpsTarget};
 pub use note::{Bounds, Note, Opened, Options};
 pub use operation::{
     GpuIntent, Intent, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,

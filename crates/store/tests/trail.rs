@@ -14,7 +14,7 @@ fn shares_push_out_each_other_and_nothing_that_an_administrator_did() {
     let open = || Store::open(scratch.path(), Options { bounds, ..options() }).unwrap().store;
     let store = open();
     // Two in three are of shares, and a flood of them comes at the end.
-    let action = |n: u64| if n < 45 && n.is_multiple_of(3) { "gpu.cordon" } else { "mps.share" };
+    let action = |n: u64| if n < 45 && n.is_multiple_of(3) { "gpu.cordon" } else { "lease.grant" };
     for n in 0..200 {
         store.write(move |tx| tx.audit(audit(action(n), &n.to_string()))).wait().unwrap();
     }
@@ -25,7 +25,7 @@ fn shares_push_out_each_other_and_nothing_that_an_administrator_did() {
         all.iter().filter(|one| one.action == wanted).map(|one| one.object.parse().unwrap()).collect()
     };
     assert_eq!(of("gpu.cordon"), (0..45).filter(|n| n % 3 == 0).collect::<Vec<u64>>());
-    assert_eq!(of("mps.share"), (175..200).collect::<Vec<u64>>());
+    assert_eq!(of("lease.grant"), (175..200).collect::<Vec<u64>>());
     assert!(all.is_sorted_by_key(|one| one.sequence), "the order is that of what was done");
     // Page by page, from the oldest, it is the same, though many between them are gone; and so are the last.
     let mut paged = Vec::new();
@@ -47,6 +47,6 @@ fn shares_push_out_each_other_and_nothing_that_an_administrator_did() {
     }
     drop(store);
     let all = open().read(|view| view.audit(&AuditQuery::default())).wait().unwrap();
-    let shares = all.iter().filter(|one| one.action == "mps.share").count();
+    let shares = all.iter().filter(|one| one.action == "lease.grant").count();
     assert_eq!((all.len() - shares, shares), (40, 25));
 }

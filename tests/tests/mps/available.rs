@@ -6,7 +6,7 @@ use gpush_api::{ApiError, Code, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
-    mps::reaches,
+    mps::{reaches, request},
 };
 use serde_json::json;
 
@@ -29,7 +29,7 @@ fn refusals(agent: &Agent, target: &str) -> Vec<ApiError> {
     let path = format!("/v1/mps/{target}");
     vec![
         agent.get(&path).error(),
-        agent.post(&format!("{path}/shares"), &json!({})).error(),
+        agent.post("/v1/leases", &request(target, &json!({}))).error(),
         agent.post(&format!("{path}/stop"), &json!({})).error(),
         agent.post(&format!("{path}/settings"), &json!({ "percentage": 10 })).error(),
     ]

@@ -176,7 +176,7 @@ fn show_events(host: &Host, programs: Option<&Path>) {
         None => setup.start(),
     };
     mps::reaches(&agent, "0", MpsState::Ready);
-    let taken = mps::share(&agent, "0", &json!({ "percentage": 25 })).expect("a share");
+    let taken = mps::lease(&agent, "0", &json!({ "percentage": 25 })).expect("a lease");
     let client = Client::start(host, &taken.environment);
     // Each of these asks the daemon once more.
     let polls = |lines: &[String]| lines.iter().filter(|line| line.contains("Cmd:get_")).count();

@@ -28,7 +28,7 @@ fn share_of_a_program_that_has_not_begun_blocks_stop_and_restart() {
     let mut run = host.command(program("gpushctl"));
     run.args(["mps", "run", "0", "-p", "20", "--", "sh", "-c", &script]).env("GPUSH_SOCKET", agent.socket());
     let mut run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("gpushctl");
-    let share = becomes(&agent, "0", "with a share", |daemon| !daemon.shares.is_empty()).shares.remove(0);
+    let share = becomes(&agent, "0", "with a share", |daemon| !daemon.leases.is_empty()).shares.remove(0);
     for verb in ["stop", "restart"] {
         let refused = act(&agent, "0", verb, &json!({})).error();
         assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{verb}: {refused:?}");

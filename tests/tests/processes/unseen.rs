@@ -7,7 +7,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-use super::{END, FAST, HOST, Job, NOBODY, OTHER, RULE, done, listed, share_of, start, start_on, told, witness};
+use super::{END, FAST, HOST, Job, NOBODY, OTHER, RULE, done, lease_of, listed, start, start_on, told, witness};
 
 const TWO: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 
@@ -46,7 +46,7 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
     let config = format!("{END}{FAST}{RULE}");
     let Some((host, agent)) = start_on("strays with the database lost", HOST, &config) else { return };
     let before = reaches(&agent, "0", MpsState::Ready);
-    let taken = share_of(NOBODY, &host, &agent);
+    let taken = lease_of(NOBODY, &agent);
     let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
     assert!(client.says().starts_with("active"));
     let mut setup = Setup::on(&host);

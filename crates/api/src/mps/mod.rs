@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{error::ApiError, operation::Actor};
+use crate::{error::ApiError, lease::Lease, operation::Actor};
 
 mod value;
 
@@ -184,7 +184,10 @@ pub struct MpsClient {
     /// Command line, for its owner and admins; at most 256 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// The share that it runs with; `None` when its environment names none of this daemon's.
+    /// The lease that it runs with, `L17`; `None` when its environment names no lease of its user on this target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<String>,
+    /// Removed with gpushctl's `mps env`; never set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
 }
@@ -289,10 +292,16 @@ pub struct MpsDaemon {
     /// Whether these are all: of a daemon that does not answer, the driver alone may know them, and not tell.
     #[serde(default = "yes")]
     pub clients_known: bool,
-    /// Shares that were taken and not given back.
+    /// Leases on the target that have not ended.
+    #[serde(default)]
+    pub leases: Vec<Lease>,
+    /// Sum of their percentages, rounded up.
+    #[serde(default)]
+    pub leased_percent: u32,
+    /// Removed with gpushctl's `mps env`; always empty.
     #[serde(default)]
     pub shares: Vec<MpsShare>,
-    /// What they come to together, percent, rounded up.
+    /// Removed with gpushctl's `mps env`; always 0.
     #[serde(default)]
     pub shares_percent: u32,
 }

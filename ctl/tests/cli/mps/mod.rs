@@ -45,6 +45,7 @@ fn client(pid: u32) -> MpsClient {
         uid: Some(1000),
         user: Some("alice".into()),
         command: Some("python train.py".into()),
+        lease: None,
         share: Some("s12".into()),
     }
 }
@@ -78,13 +79,16 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
         servers: if clients.is_empty() { Vec::new() } else { vec![server] },
         clients: clients.to_vec(),
         clients_known: true,
+        leases: Vec::new(),
+        leased_percent: 0,
         shares: if clients.is_empty() { Vec::new() } else { vec![share("s12")] },
         shares_percent: if clients.is_empty() { 0 } else { 25 },
     }
 }
 
 fn busy() -> MpsDaemon {
-    let stranger = MpsClient { pid: None, server: None, uid: None, user: None, command: None, share: None };
+    let stranger =
+        MpsClient { pid: None, server: None, uid: None, user: None, command: None, lease: None, share: None };
     daemon(MpsState::Ready, 0, &[client(5120), stranger])
 }
 
@@ -128,6 +132,7 @@ fn processes(strays: bool) -> GpuProcesses {
         unit: Some("session-4.scope".into()),
         slurm_job: None,
         serves: None,
+        lease: None,
         share: None,
         allowed: false,
         stray: None,
