@@ -44,9 +44,9 @@ pub struct GpuProcess {
     /// What it serves, where it is an MPS server: `MPS server of GPU 4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<String>,
-    /// The share that it runs with, where the GPU or MIG device is shared by MPS.
+    /// The lease that it runs with, `L17`, where the GPU or MIG device is shared through MPS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub share: Option<String>,
+    pub lease: Option<String>,
     /// Whether the config allows it although it has no share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allowed: bool,

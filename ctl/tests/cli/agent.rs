@@ -127,7 +127,7 @@ fn agent(host: &Host, polls: usize, other: impl Fn(&Request, usize) -> Answer + 
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
         "/v1/version" => Answer::ok(&version()),
         "/v1/health" => Answer::ok(&health(Vec::new())),
-        "/v1/mig/devices" => Answer::ok(&gpush_core::devices::list(&gpus(BEFORE), &[])),
+        "/v1/mig/devices" => Answer::ok(&gpush_core::devices::list(&gpus(BEFORE), &[], &[])),
         "/v1/gpus" => Answer::ok(&gpus(if polled.load(Ordering::SeqCst) < polls { BEFORE } else { AFTER })),
         path if path.starts_with("/v1/operations/op-1?") => other(request, polled.fetch_add(1, Ordering::SeqCst)),
         _ => other(request, polled.load(Ordering::SeqCst)),

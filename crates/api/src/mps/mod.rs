@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{error::ApiError, operation::Actor};
+use crate::{error::ApiError, lease::Lease};
 
 mod value;
 
@@ -184,34 +184,9 @@ pub struct MpsClient {
     /// Command line, for its owner and admins; at most 256 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// The share that it runs with; `None` when its environment names none of this daemon's.
+    /// The lease that it runs with, `L17`; `None` when its environment names no lease of its user on this target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub share: Option<String>,
-}
-
-/// A part of a target that somebody took: what `gpushctl mps env` hands out.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct MpsShare {
-    /// `s12`.
-    pub id: String,
-    /// Target it is of.
-    pub target: String,
-    /// Who took it.
-    pub by: Actor,
-    /// What its clients may have at most.
-    #[serde(flatten)]
-    pub settings: MpsSettings,
-    /// When it was taken.
-    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
-    pub created_at: Timestamp,
-    /// The process with whose end it ends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub with_pid: Option<u32>,
-    /// When it ends by itself, by the wall clock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
-    pub expires_at: Option<Timestamp>,
+    pub lease: Option<String>,
 }
 
 /// A target that is shared through MPS, and its daemon.
@@ -289,12 +264,12 @@ pub struct MpsDaemon {
     /// Whether these are all: of a daemon that does not answer, the driver alone may know them, and not tell.
     #[serde(default = "yes")]
     pub clients_known: bool,
-    /// Shares that were taken and not given back.
+    /// Leases on the target that have not ended.
     #[serde(default)]
-    pub shares: Vec<MpsShare>,
-    /// What they come to together, percent, rounded up.
+    pub leases: Vec<Lease>,
+    /// Sum of their percentages, rounded up.
     #[serde(default)]
-    pub shares_percent: u32,
+    pub leased_percent: u32,
 }
 
 impl MpsDaemon {
@@ -357,40 +332,6 @@ pub struct MpsEndRequest {
     /// as they need.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_after_s: Option<u64>,
-}
-
-/// `POST /v1/mps/{target}/shares`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct MpsShareRequest {
-    /// Active thread percentage; the daemon's by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<f64>))]
-    pub percentage: Option<Percentage>,
-    /// Memory limit in MiB; the daemon's by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
-    pub memory_limit_mib: Option<MemoryLimit>,
-    /// Priority; the daemon's by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub priority: Option<Priority>,
-    /// A process of the asker's with whose end the share ends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub with_pid: Option<u32>,
-    /// After how many seconds it ends by itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub for_s: Option<u64>,
-}
-
-/// A share that was taken, and what its clients need to use it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct MpsShareTaken {
-    /// The share.
-    pub share: MpsShare,
-    /// Environment of its clients, in order.
-    pub environment: Vec<(String, String)>,
 }
 
 /// `GET /v1/mps/{target}/logs`.

@@ -30,6 +30,8 @@ fn daemon(uuid: &str, gpu: Option<u32>, device: Option<&str>) -> MpsDaemon {
         rule: None,
         user: None,
         clients: Vec::new(),
+        leases: Vec::new(),
+        leased_percent: 0,
         shares: Vec::new(),
         shares_percent: 0,
     }
