@@ -295,8 +295,6 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
         clients_known: seen.clients_known,
         leases: Vec::new(),
         leased_percent: 0,
-        shares: Vec::new(),
-        shares_percent: 0,
     }
 }
 

@@ -1,11 +1,9 @@
-//! The calls for MPS daemons, their shares, and processes on GPUs.
+//! Calls for MPS daemons and processes on GPUs.
 //!
 //! A target is what people type: the index of a GPU, `0:2g.20gb@2`, the short name, a UUID or its
 //! beginning. The agent resolves it.
 
-use gpush_api::{
-    GpuProcesses, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest, MpsShare, MpsShareRequest, MpsShareTaken,
-};
+use gpush_api::{GpuProcesses, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -72,22 +70,6 @@ impl Client {
     /// See [`crate::Kind`].
     pub async fn mps_set(&mut self, target: &str, settings: &MpsSetRequest) -> Result<MpsSet, Error> {
         self.on_target(target, "settings", settings).await
-    }
-
-    /// `POST /v1/mps/{target}/shares`. Sent under a key: one whose answer was lost is taken once.
-    ///
-    /// # Errors
-    /// See [`crate::Kind`].
-    pub async fn mps_take_share(&mut self, target: &str, wanted: &MpsShareRequest) -> Result<MpsShareTaken, Error> {
-        self.on_target(target, "shares", wanted).await
-    }
-
-    /// `DELETE /v1/mps/shares/{id}`: the share that was given back.
-    ///
-    /// # Errors
-    /// See [`crate::Kind`]; [`gpush_api::Code::NotFound`] when it has ended already.
-    pub async fn mps_release(&mut self, id: &str) -> Result<MpsShare, Error> {
-        self.delete(&format!("/v1/mps/shares/{}", segment(id))).await
     }
 
     /// `GET /v1/mps/{target}/logs`: the last lines of each of its logs; with `all` also those that only

@@ -64,7 +64,7 @@ enum Said {
 /// A client that is about to compute.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Ready {
-    /// Its own pid, which is not that of the `gpushctl mps run` that it runs under.
+    /// Its own pid, which may differ from that of `gpushctl run`.
     pub pid: u32,
     /// Name of the GPU.
     pub device: String,

@@ -100,10 +100,10 @@ pub(crate) fn of_how_many(daemon: &MpsDaemon) -> String {
     format!("{count}/{}", daemon.wanted.max_clients)
 }
 
-/// What its shares come to of what they may, as a line and in figures.
+/// The sum of the percentages of its leases and its limit, as a line and in figures.
 fn given(daemon: &MpsDaemon, columns: usize, look: &Look) -> (String, String) {
-    let line = bar::part(daemon.shares_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
-    (line, format!("{}/{}%", daemon.shares_percent, daemon.wanted.shares_percent))
+    let line = bar::part(daemon.leased_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
+    (line, format!("{}/{}%", daemon.leased_percent, daemon.wanted.shares_percent))
 }
 
 /// Columns of that line.

@@ -91,10 +91,6 @@ fn what_a_change_of_mps_came_to() {
     text += &format!("---\n{}", fits(&change::set(&set, &look), &look));
     let later = MpsSet { daemon: all[3].clone(), reaches: Vec::new() };
     text += &fits(&change::set(&later, &look), &look);
-    text += &format!("---\n{}", change::released(&all[0].shares, &look));
-    for share in &all[0].shares {
-        text += &fits(&change::taken(share, &look), &look);
-    }
     let denied = ApiError::new(Code::Denied, "the log can't be read").cause("Permission denied");
     let log = |name: &str, lines: &[&str], error| MpsLog {
         path: format!("/var/log/gpush/mps/g00000000/{name}.log"),

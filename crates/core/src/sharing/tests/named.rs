@@ -32,8 +32,6 @@ fn daemon(uuid: &str, gpu: Option<u32>, device: Option<&str>) -> MpsDaemon {
         clients: Vec::new(),
         leases: Vec::new(),
         leased_percent: 0,
-        shares: Vec::new(),
-        shares_percent: 0,
     }
 }
 
