@@ -26,7 +26,7 @@ use crate::{
     state::{Change, Commits, OpenLease, State, readings::Readings, words},
 };
 
-/// How long the worker may take to end: its calls have deadlines, and a worker that exceeds them is killed.
+/// Time limit for the end of the worker: its calls have deadlines, and a worker that exceeds them is killed.
 const GONE: Duration = Duration::from_secs(45);
 
 /// Enters and leaves maintenance. A handle, cheap to clone.
@@ -100,7 +100,7 @@ impl MaintenanceControl {
     /// Closes all handles if the host is in maintenance.
     ///
     /// # Errors
-    /// When the worker does not end.
+    /// If the worker does not end.
     pub(crate) async fn close_handles(&self) -> Result<(), ApiError> {
         let _lock = self.host_lock.lock().await;
         match self.state.maintenance() {
@@ -112,7 +112,7 @@ impl MaintenanceControl {
     /// Leaves maintenance. Does nothing when the host is not in maintenance.
     ///
     /// # Errors
-    /// When it cannot be recorded.
+    /// If it cannot be recorded.
     pub(crate) async fn leave(&self, request: Request) -> Result<(), ApiError> {
         let _lock = self.host_lock.lock().await;
         if self.state.maintenance().is_none() {
@@ -134,7 +134,7 @@ impl MaintenanceControl {
         Ok(())
     }
 
-    /// Keeps a gpushd that starts in maintenance from loading the driver. Call it before anything else can.
+    /// Prevents a gpushd that starts in maintenance from loading the driver. Call it before any driver call.
     pub(crate) fn resume(&self) {
         let Some(maintenance) = self.state.maintenance() else { return };
         tracing::warn!("{}; the driver is not loaded", words::in_maintenance(&maintenance));
@@ -178,7 +178,7 @@ fn leased(leases: Vec<String>) -> ApiError {
     let mut error =
         ApiError::new(Code::Blocked, format!("cannot enter maintenance: {} leases are in use", leases.len()));
     error.causes = leases;
-    error.hint("wait until they end, or revoke them with `gpushctl lease revoke LEASE --end`").retryable()
+    error.hint("wait until they end, or revoke them with `gpushctl lease revoke LEASE --reason TEXT --end`").retryable()
 }
 
 fn told(action: &str, request: &Request) -> Told {
@@ -187,7 +187,7 @@ fn told(action: &str, request: &Request) -> Told {
         object: host(),
         by: Some(request.by.clone()),
         reason: request.reason.clone(),
-        uuids: Vec::new(),
+        gpu_uuids: Vec::new(),
     }
 }
 

@@ -163,6 +163,11 @@ impl Output {
         matches!(self.format, Format::Table | Format::Wide)
     }
 
+    /// Whether the user asked for more columns and lines: `-o wide`.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.format == Format::Wide
+    }
+
     /// The error for a command that does not print in the format.
     pub(crate) fn unsupported_format(&self, prints: Prints) -> Option<ApiError> {
         match (self.format, prints) {

@@ -25,6 +25,7 @@ mod policy;
 pub(crate) mod processes;
 pub(crate) mod profiles;
 pub(crate) mod progress;
+mod sensors;
 pub(crate) mod show;
 pub(crate) mod slices;
 pub(crate) mod status;

@@ -185,7 +185,7 @@ pub(crate) fn add_progress(queue: &OperationQueue, operations: &Operations, host
     let Some(reason) = changing.and_then(|at| gpu.reasons.get_mut(at)) else { return };
     let Some(progress) = operations.progress(&gpu.uuid) else { return };
     *reason += &if progress.rolling_back {
-        ": its steps are being taken back".to_owned()
+        ": its steps are being rolled back".to_owned()
     } else {
         format!(": {} of {} steps are done", progress.done, progress.total)
     };

@@ -17,6 +17,9 @@ pub(super) async fn show() -> impl IntoResponse {
 }
 
 #[cfg(test)]
+mod naming;
+
+#[cfg(test)]
 mod tests {
     use std::path::Path;
 

@@ -76,7 +76,7 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// The operation that has a GPU, by UUID.
+    /// The operation that has claimed each GPU, by UUID.
     claimed: BTreeMap<String, Holder>,
     /// Reconcilers and grants at work, by UUID of the GPU.
     at_work: BTreeMap<String, AtWork>,

@@ -14,7 +14,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseRequest, LeaseWait};
 use gpush_core::lease::{
-    placement::{Assignment, Closed, Host, NoAssignment, Obstacle, Policy, place},
+    placement::{Assignment, Closed, Host, NoAssignment, Obstacle, place},
     quota,
     request::spec,
 };
@@ -37,7 +37,7 @@ use crate::{
     idempotency::Key,
     lanes::{Grant, Ticket},
     mps,
-    state::{LeaseTable, Observed, Reservation, ReservationId},
+    state::{LeaseTable, Observed, Reservation, ReservationId, words},
 };
 
 /// How long a request without `wait` waits until an operation on its GPUs has ended: most take less.
@@ -74,6 +74,9 @@ pub(crate) async fn request(
         && let Some(number) = leases.handles.idempotency.number(key).await?
     {
         return known(leases, caller, LeaseId(number));
+    }
+    if let Some(maintenance) = leases.handles.state.maintenance() {
+        return Err(words::refusal(&maintenance));
     }
     let until = Instant::now() + OPERATION;
     let wait = request.wait;
@@ -152,8 +155,8 @@ fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) 
         let table = leases.handles.state.leases();
         within_quota(&table, resolved).map_err(NotReserved::Refused)?;
         let host = offers::host(leases, &seen.host, gpus, &table);
-        let host = queue::as_queue(leases, &host).host_for_newcomer(&host, Policy::default());
-        let assignment = place(&host, &resolved.wanted, Policy::default()).map_err(NotReserved::NoRoom)?;
+        let host = queue::as_queue(leases, &host).host_for_newcomer(&host, leases.policy());
+        let assignment = place(&host, &resolved.wanted, leases.policy()).map_err(NotReserved::NoRoom)?;
         if let Some(reserved) = take(leases, gpus, &host, &table, resolved, &assignment)? {
             return Ok(reserved);
         }
@@ -299,6 +302,11 @@ pub(super) fn explain(
         return closed;
     }
     let indexes: BTreeSet<u32> = obstacles.iter().map(|(index, _)| *index).collect();
+    // Why a GPU is closed, such as the reason of its cordon.
+    let is_closed = |gpu: &&Gpu| {
+        obstacles.iter().any(|(index, obstacle)| *index == gpu.index && matches!(obstacle, Obstacle::Closed(_)))
+    };
+    error.causes.extend(gpus.iter().filter(is_closed).flat_map(|gpu| gpu.reasons.iter().cloned()));
     let uuids: Vec<&str> =
         gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
     if resolved.wanted.share.kind() == LeaseKind::Mps {

@@ -33,8 +33,6 @@ mod processes;
 mod queue;
 mod request;
 mod show;
-#[cfg(test)]
-mod tests;
 
 use std::{
     collections::BTreeMap,
@@ -43,6 +41,7 @@ use std::{
 };
 
 use gpush_api::LeaseId;
+use gpush_core::lease::placement::Policy;
 use gpush_host::identity::Users;
 use gpush_store::Store;
 use tokio::sync::Notify;
@@ -124,6 +123,11 @@ impl Leases {
             queue_changed: Notify::new(),
             ends_changed: Notify::new(),
         }))
+    }
+
+    /// Where members are placed when there is a choice.
+    fn policy(&self) -> Policy {
+        self.handles.state.config().leases.placement
     }
 
     fn placing(&self) -> MutexGuard<'_, ()> {

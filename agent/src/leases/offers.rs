@@ -24,6 +24,12 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
         users: &users,
         dynamic: &BTreeMap::new(),
     });
+    // A rule may want several users where the driver serves one.
+    for (target, user) in mps::single_users(&leases.handles.mps, table) {
+        for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| mps.target == target) {
+            mps.user = mps.user.or(Some(user));
+        }
+    }
     // A target without a daemon that serves offers its kind, and has no room.
     let serving = mps::serving(&leases.handles.mps);
     for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| !serving.contains(&mps.target)) {

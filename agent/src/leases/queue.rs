@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use gpush_api::{ApiError, Code, EndReason, Gpu, LeaseGrant, LeaseId, LeaseQueuePosition, LeaseWait};
 use gpush_core::lease::{
-    placement::{Assignment, Host, Member, NoAssignment, Policy},
+    placement::{Assignment, Host, Member, NoAssignment},
     queue::{self as order, Outcome, Takes},
     quota,
 };
@@ -234,7 +234,7 @@ fn decide(
             }
         }
         denied.keys().for_each(|ticket| drop(queue.remove(order::Ticket(ticket.0))));
-        let outcomes = queue.schedule(&host, Policy::default());
+        let outcomes = queue.schedule(&host, leases.policy());
         let mut again = false;
         for (ticket, outcome) in outcomes {
             let ticket = Ticket(ticket.0);

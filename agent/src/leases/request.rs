@@ -69,6 +69,7 @@ pub(super) async fn resolve(
     let asked_by = caller.actor(user.user(uid).await);
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
     let quota = quota(leases, caller, holder, name.as_deref(), gpus.len()).await;
+    let selected = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| ApiError::from(&denial))?;
     let wanted = Wanted { share, count: request.count as usize, holder, gpus: selected, target };
     let kind = wanted.share.kind();
     let holder = LeaseHolder { uid: holder, user: name };
@@ -162,9 +163,10 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
 /// Returns what a user may lease.
 async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>, gpus: usize) -> Effective {
     let config = leases.handles.state.config();
-    let quotas = quotas(&config);
+    let known: Vec<Gpu> = leases.handles.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
+    let quotas = config.quotas(&known);
     let mut groups = Vec::new();
-    for quota in quotas {
+    for quota in &quotas {
         if let quota::Subject::Group(group) = &quota.subject
             && holder == caller.peer.uid
             && leases.handles.users.is_in_one_of(&caller.peer.groups, std::slice::from_ref(group)).await
@@ -175,7 +177,7 @@ async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>
     // Root of a container is not an administrator, and has the quota of every user.
     let is_root = holder == 0 && caller.viewer.is_admin();
     let uid = if is_root { 0 } else { holder.max(1) };
-    quota::effective(quotas, quota::User { uid, name, groups: &groups }, gpus)
+    quota::effective(&quotas, quota::User { uid, name, groups: &groups }, gpus)
 }
 
 /// Checks that a lease may last for this many seconds more.
@@ -193,11 +195,6 @@ pub(super) async fn may_last(
     let quota = quota(leases, caller, holder.uid, holder.user.as_deref(), gpus).await;
     // Only the duration counts: the lease is there already.
     quota::check_request(&quota, &[], lease.record.kind, Some(duration_s)).map_err(|denial| ApiError::from(&denial))
-}
-
-/// The quotas of the config.
-fn quotas(_config: &gpush_core::config::Config) -> &[quota::Quota] {
-    &[]
 }
 
 #[cfg(test)]

@@ -9,12 +9,15 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, LeaseMember, MemberShare, MemoryLimit, MpsSettings, Percentage, Priority};
+use gpush_api::{ApiError, Code, LeaseMember, MemberShare, MemoryLimit, MpsSettings, MpsUsers, Percentage, Priority};
 use gpush_core::sharing;
 use gpush_mps::daemon::Request as Do;
 
 use super::{Entry, Mps, targets::Outlook, view};
-use crate::{caller::Viewer, state::OpenLease};
+use crate::{
+    caller::Viewer,
+    state::{LeaseTable, OpenLease},
+};
 
 /// Finds the UUID of the target that a text names.
 ///
@@ -177,4 +180,18 @@ pub(crate) fn not_serving(mps: &Mps, gpus: &[&str]) -> Vec<String> {
     let entries = mps.entries().clone();
     let here = entries.into_iter().filter(|(_, entry)| gpus.contains(&entry.gpu_uuid.as_str()));
     here.filter_map(|(uuid, _)| serves(mps, &uuid).err().map(|error| error.message)).collect()
+}
+
+/// Returns the user of each target whose daemon serves one user, whatever its rule wants: the holder of a lease there, or
+/// the user whose clients are connected.
+pub(crate) fn single_users(mps: &Mps, table: &LeaseTable) -> Vec<(String, u32)> {
+    let (_, connected) = daemons(mps);
+    let entries = mps.entries().clone();
+    let user = |(target, entry): (String, Entry)| {
+        let serves_one = entry.daemon.seen().policy.is_some_and(|policy| policy.users == MpsUsers::One);
+        let holder = || table.members().find(|(_, member)| member.target == target).map(|(holder, _)| holder);
+        let user = holder().or_else(|| connected.get(&target).copied()).filter(|_| serves_one)?;
+        Some((target, user))
+    };
+    entries.into_iter().filter_map(user).collect()
 }

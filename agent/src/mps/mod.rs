@@ -63,7 +63,7 @@ pub(crate) use self::{
     clients::{SharedTarget, sharing, terminate},
     leases::{
         admit, client_settings, clients_now, daemons, named, not_serving, pipe_directory, prepare, serves, serving,
-        target,
+        single_users, target,
     },
     moves::{aside, bring_up, devices_serve, idle, plan, taken_away},
     reconcile::run,

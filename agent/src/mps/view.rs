@@ -294,7 +294,7 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
         clients: Vec::new(),
         clients_known: seen.clients_known,
         leases: Vec::new(),
-        leased_percent: 0,
+        granted_percent: 0,
     }
 }
 
@@ -355,8 +355,8 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
         // A stopped daemon did not get the desired settings, so they are filled in here.
         daemon.wanted = targets::policy(mps, target);
     }
-    let leased_percent = tenths.div_ceil(10);
-    let mut daemon = MpsDaemon { findings, clients, leases, leased_percent, uid, user, rule, ..daemon };
+    let granted_percent = tenths.div_ceil(10);
+    let mut daemon = MpsDaemon { findings, clients, leases, granted_percent, uid, user, rule, ..daemon };
     redact::mps(&mut daemon, caller.viewer);
     daemon
 }

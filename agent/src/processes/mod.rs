@@ -49,7 +49,7 @@ pub(crate) async fn list(strays: &Strays, viewer: Viewer) -> Result<GpuProcesses
     let (judged, unseen) = judged(strays).await?;
     let mut processes: Vec<GpuProcess> = judged.into_iter().map(|judged| judged.process).collect();
     for one in &mut processes {
-        one.done = strays.done(one);
+        one.stray_action = strays.done(one);
         if !viewer.may_see(one.process.uid) {
             hide(one);
         }
@@ -134,7 +134,7 @@ fn known(judge: &Judge<'_>, gpu: &Gpu, device: Option<String>, device_uuid: Opti
         lease: found.lease,
         allowed: false,
         stray: found.stray,
-        done: None,
+        stray_action: None,
     };
     Judged { process, spared: found.spared }
 }

@@ -96,7 +96,7 @@ impl OpenLease {
             state: self.state.name(),
             reason: self.state.reason(),
             targets: record.members.iter().map(|member| member.target.clone()).collect(),
-            uuids: uuids.into_iter().collect(),
+            gpu_uuids: uuids.into_iter().collect(),
             expires_at: record.expires_at,
             processes_end_at: record.revocation.as_ref().and_then(|revocation| revocation.processes_end_at),
         }
@@ -271,3 +271,6 @@ impl State {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

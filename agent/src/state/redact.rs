@@ -67,7 +67,7 @@ pub(crate) fn event(what: &mut Happening, viewer: Viewer) {
         Happening::Stray(change) if !viewer.may_see(change.uid) => {
             (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
         }
-        // What they hold everybody may read elsewhere.
+        // All users can read their content elsewhere.
         Happening::Gpu(_)
         | Happening::Config(_)
         | Happening::Driver(_)
@@ -120,7 +120,7 @@ mod tests {
         let mut seen = process();
         hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen, Process { pid: None, uid: None, user: None, command: None, ..process() });
-        // A process of unknown owner is nobody's own.
+        // A process of unknown owner belongs to no viewer.
         let mut seen = Process { uid: None, ..process() };
         hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen.pid, None);
@@ -165,7 +165,7 @@ mod tests {
         let stray = || {
             Happening::Stray(Box::new(StrayChange {
                 gpu: 0,
-                uuid: "GPU-0".to_owned(),
+                gpu_uuid: "GPU-0".to_owned(),
                 device: None,
                 pid: Some(4711),
                 uid: Some(1000),

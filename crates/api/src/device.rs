@@ -45,9 +45,9 @@ pub struct DeviceGrant {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// When the lease expires; absent when it has no end time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
-    pub until: Option<Timestamp>,
+    pub expires_at: Option<Timestamp>,
 }
 
 /// A MIG device: a compute instance, or a GPU instance that has none yet.

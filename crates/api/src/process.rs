@@ -54,9 +54,9 @@ pub struct GpuProcess {
     /// asked: on GPUs that no rule gives shares of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stray: Option<String>,
-    /// What was done about it, or why nothing is.
+    /// What gpushd did about a stray, or why it does nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub done: Option<String>,
+    pub stray_action: Option<String>,
 }
 
 /// `GET /v1/processes`: all that the driver lists, by GPU.
@@ -66,6 +66,7 @@ pub struct GpuProcesses {
     /// What is done about strays.
     pub policy: StrayPolicy,
     /// The processes.
+    #[serde(rename = "gpu_processes")]
     pub processes: Vec<GpuProcess>,
     /// GPUs whose processes are not known, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

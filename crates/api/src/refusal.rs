@@ -22,6 +22,7 @@ pub struct Blocker {
     pub placement: Placement,
     /// Processes in it, as far as the caller may see them. A lease without processes has no pid, and its words as the
     /// command.
+    #[serde(rename = "processes")]
     pub holders: Vec<Process>,
 }
 
@@ -57,7 +58,8 @@ pub enum Refusal {
     TooMany {
         /// Profile.
         profile: String,
-        /// Wanted.
+        /// Requested.
+        #[serde(rename = "requested")]
         wanted: u32,
         /// Most that fit on an empty GPU.
         most: u32,
@@ -66,7 +68,8 @@ pub enum Refusal {
     TooManySlices {
         /// `memory` or `compute`.
         kind: String,
-        /// Wanted.
+        /// Requested.
+        #[serde(rename = "requested")]
         wanted: u32,
         /// There are.
         have: u32,
@@ -75,7 +78,8 @@ pub enum Refusal {
     NoEngine {
         /// `decoder`, `jpeg`, `ofa` …
         engine: String,
-        /// Wanted.
+        /// Requested.
+        #[serde(rename = "requested")]
         wanted: u32,
         /// There are.
         have: u32,
@@ -90,6 +94,7 @@ pub enum Refusal {
         /// GPU instance profile.
         profile: String,
         /// Compute instance entries.
+        #[serde(rename = "entries")]
         compute: Vec<String>,
     },
     /// Instances in use are in the way.

@@ -1,4 +1,4 @@
-//! What is asked of an agent about MPS: method, path, body, and that each change has a key.
+//! Requests to the agent about MPS: method, path, body, and a key for each change.
 //!
 //! Helpers outside `#[test]` functions may panic too: that is how a test fails.
 #![allow(clippy::unwrap_used)]

@@ -41,7 +41,7 @@ fn device(
     let daemon = daemons.iter().find(|daemon| uuid.as_ref() == Some(&daemon.uuid));
     let servers: Vec<u32> = daemon.iter().flat_map(|daemon| &daemon.servers).filter_map(|server| server.pid).collect();
     let of_compute = compute.iter().flat_map(|compute| &compute.processes);
-    // An MPS server without clients holds the device for no user.
+    // An MPS server without clients does not count as a user of the device.
     let is_user = |process: &&Process| process.pid.is_none_or(|pid| !servers.contains(&pid));
     let processes: Vec<Process> = instance.processes.iter().chain(of_compute).filter(is_user).cloned().collect();
     let is_here = |lease: &&Lease| lease.members.iter().any(|member| uuid.as_ref() == Some(&member.target));
@@ -76,10 +76,10 @@ fn device(
 
 fn grant(lease: &Lease) -> DeviceGrant {
     let holder = lease.holder.clone();
-    DeviceGrant { id: lease.id.to_string(), uid: holder.uid, user: holder.user, until: lease.expires_at }
+    DeviceGrant { id: lease.id.to_string(), uid: holder.uid, user: holder.user, expires_at: lease.expires_at }
 }
 
-/// Why a device without processes takes no new work.
+/// Returns why a device without processes takes no new work.
 fn reserved(gpu: &Gpu, compute: Option<&ComputeInstance>, daemon: Option<&MpsDaemon>) -> Option<String> {
     let state = match gpu.state {
         GpuState::Ready => None,
@@ -122,7 +122,7 @@ mod tests {
         let mut gpus = preset::gpus("dgx-a100").unwrap();
         gpus.truncate(1);
         let mig = gpus[0].mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (true, true);
+        mig.set_mode(true, true);
         let instance = |id: u32, start: u8| GpuInstance {
             id,
             profile_id: 19,
@@ -146,7 +146,7 @@ mod tests {
     fn daemon(uuid: &str) -> MpsDaemon {
         let policy = serde_json::to_value(gpush_api::MpsPolicy::default()).unwrap();
         let all = serde_json::json!({
-            "target": "m1", "uuid": uuid, "state": "ready", "since": "2026-01-01T00:00:00Z", "wanted": policy,
+            "target": "m1", "uuid": uuid, "state": "ready", "since": "2026-01-01T00:00:00Z", "desired_policy": policy,
         });
         serde_json::from_value(all).unwrap()
     }
@@ -175,7 +175,7 @@ mod tests {
         let devices = list(&gpus, &[daemon("MIG-8")], &[lease("MIG-8")]);
         assert_eq!((devices[0].available, devices[1].available), (true, false));
         assert_eq!((devices[1].usage, devices[1].grants[0].user.as_deref()), (DeviceUse::Granted, Some("alice")));
-        assert!(devices[1].grants[0].until.is_some());
+        assert!(devices[1].grants[0].expires_at.is_some());
         let process = Process {
             pid: Some(4),
             uid: None,

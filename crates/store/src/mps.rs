@@ -11,22 +11,22 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// Who stopped a daemon, and how long its clients may take to go.
+/// The stop of a daemon, with a deadline for its clients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MpsStopped {
-    /// Who.
+    /// The user who stopped it.
     pub by: Actor,
-    /// When clients that are still there are ended; never, unless somebody said so.
+    /// When the remaining clients are ended; `None` without a deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_at: Option<Timestamp>,
 }
 
-/// What was set in place of the settings of a rule.
+/// Settings that override those of a rule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MpsSet {
-    /// What was set.
+    /// The new settings.
     pub settings: MpsSettings,
-    /// What the rule said then: when it says something else, the rule is in force again.
+    /// The rule's settings at that time: if the rule changes, it is effective again.
     pub rule: MpsSettings,
 }
 
@@ -35,11 +35,11 @@ pub struct MpsSet {
 pub struct MpsTarget {
     /// GPU or MIG device by UUID.
     pub target: String,
-    /// That somebody stopped its daemon; it stays so until somebody starts it.
+    /// Set while its daemon is stopped on request, until a user starts it.
     pub stopped: Option<MpsStopped>,
-    /// What was set in place of the rule's settings.
+    /// Settings that override the rule's.
     pub set: Option<MpsSet>,
-    /// Boot on which an operation brought up the daemon of a full GPU. Recorded is the boot in which it is.
+    /// Boot on which an operation started the daemon of a whole GPU. The store records the current boot.
     pub in_force: Option<String>,
 }
 
@@ -60,7 +60,7 @@ impl Record for MpsTarget {
 }
 
 impl View<'_> {
-    /// What is on record of targets, by UUID.
+    /// Returns the records of targets, by UUID.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -70,7 +70,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Forgets what was in force on other boots.
+    /// Deletes which daemons were started on other boots.
     ///
     /// # Errors
     /// When it can't be written.
@@ -83,7 +83,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Changes what is to be remembered of a target.
+    /// Changes the record of a target.
     ///
     /// # Errors
     /// When it can't be written.
@@ -97,8 +97,7 @@ impl Tx<'_> {
         self.set_mps_target(&change(known))
     }
 
-    /// Records what is to be remembered of a target, in place of what was; nothing of it any more, when it
-    /// says nothing.
+    /// Sets the record of a target, and deletes it if it is empty.
     ///
     /// # Errors
     /// When it can't be written.

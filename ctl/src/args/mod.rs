@@ -38,7 +38,7 @@ pub(crate) use self::{
     gpu::{Gpu, Maintenance, Timeslice},
     gpus::{GpuOption, Gpus, SomeGpus},
     lease::{Held, Lease, RunArgs},
-    mig::{ApplyArgs, Change, Mig, Offline, Wanted},
+    mig::{ApplyArgs, LayoutChange, Mig, Offline, Wanted},
     mps::{Ceilings, Followed, Mps},
     process::Process,
     request::RequestFlags,
@@ -407,7 +407,7 @@ mod tests {
     fn wait_takes_its_duration_after_an_equals_sign_only() {
         let wait = |words: &[&str]| match Cli::try_parse_from([&["gpushctl", "mig", "apply"], words].concat())?.command
         {
-            Command::Mig(Mig::Apply { change, wanted }) => Ok((change.queueing.seconds, wanted.name)),
+            Command::Mig(Mig::Apply { change, wanted }) => Ok((change.execution.queueing.seconds, wanted.name)),
             other => panic!("{other:?}"),
         };
         let wait = |words: &[&str]| wait(words).map_err(|error: clap::Error| error.to_string());

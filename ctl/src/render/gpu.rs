@@ -286,8 +286,12 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         note(NOTE, "", &format!("cordoned by {by}: {}", cordon.reason));
     }
     match &gpu.mig {
-        Some(Mig { enabled: false, pending: true, .. }) => note(NOTE, "", "MIG mode comes on with the next GPU reset"),
-        Some(Mig { enabled: true, pending: false, .. }) => note(NOTE, "", "MIG mode goes off with the next GPU reset"),
+        Some(Mig { enabled: false, reset_pending: true, .. }) => {
+            note(NOTE, "", "the next GPU reset enables MIG mode");
+        }
+        Some(Mig { enabled: true, reset_pending: true, .. }) => {
+            note(NOTE, "", "the next GPU reset disables MIG mode");
+        }
         Some(_) | None => {}
     }
     if let Some((style, text)) = overrides::note(gpu, look) {
@@ -315,7 +319,7 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
                 note(NOTE, "", &format!("drawn as it was last read, {read}, in the course of the change"));
             }
             GpuState::Maintenance if age >= OLD => {
-                note(NOTE, "", &format!("old reading, {read}: nobody has looked since"));
+                note(NOTE, "", &format!("old reading, {read}"));
             }
             GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Held | GpuState::Unknown
                 if age >= OLD =>
@@ -340,7 +344,7 @@ fn unexplained(state: GpuState) -> &'static str {
         GpuState::Held => "what was promised about it was lost (gpushctl recover)",
         GpuState::Maintenance => "gpushd has no handle of it open (gpushctl maintenance leave)",
         GpuState::Changing => "an operation is at work on it (gpushctl operation list)",
-        GpuState::Degraded => "a change failed and could not be taken back",
+        GpuState::Degraded => "a change and its rollback failed",
         GpuState::Unknown => "the driver has not answered about it",
         GpuState::Lost => "it fell off the bus (gpushctl gpu reset, or reboot)",
     }

@@ -81,7 +81,8 @@ impl Held {
 fn run_holds_a_mig_device_until_its_command_ends() {
     let (_host, agent) = started();
     let held = Held::start(&agent, &["--mig", "1g.10gb"]);
-    let (id, uuid) = held.line.split_once(' ').expect("a lease and a device");
+    let line = held.line.clone();
+    let (id, uuid) = line.split_once(' ').expect("a lease and a device");
     let devices: Vec<MigDevice> = serde_json::from_str(&done(&agent, &["mig", "list", "--json"])).expect("devices");
     let granted = devices.iter().find(|one| one.uuid.as_deref() == Some(uuid)).expect("the device");
     assert_eq!((granted.usage, granted.available), (DeviceUse::Granted, false));
@@ -123,7 +124,9 @@ fn run_without_free_capacity_fails_and_waits_when_asked() {
 fn killed_waiting_client_leaves_the_queue() {
     let (_host, agent) = started();
     let held = Held::start(&agent, &["--whole"]);
-    for words in [&["run", "--whole", "--wait", "--", "true"][..], &["lease", "env", "--whole", "--wait", "--for", "1h"]] {
+    for words in
+        [&["run", "--whole", "--wait", "--", "true"][..], &["lease", "env", "--whole", "--wait", "--for", "1h"]]
+    {
         let mut waiting = gpushctl(&agent, words, 100).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it");
         agent.await_that("a lease is queued", || leases(&agent).iter().any(|one| one.state == LeaseState::Queued));
         waiting.kill().and_then(|()| waiting.wait()).expect("it ends");

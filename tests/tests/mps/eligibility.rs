@@ -40,8 +40,8 @@ fn a_cordoned_gpu_gives_no_share_and_is_drained_of_its_shares_and_clients_alone(
     assert!(said.contains(&who) && said.contains(&format!("share {} of", taken.lease.id)), "{said}");
     assert!(!said.contains(&server.to_string()), "a server uses it for its clients alone: {said}");
     let refused = lease(&agent, "0", &json!({ "percentage": 20 })).expect_err("no new work");
-    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
-    assert!(refused.message.contains("GPU 0 can't be had: GPU 0 is cordoned"), "{refused:?}");
+    assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
+    assert!(refused.causes.iter().any(|cause| cause == "GPU 0 is cordoned"), "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains("fan replacement")), "{refused:?}");
     let told = daemon(&agent, "0");
     assert_eq!((told.state, told.pid, told.clients.len()), (MpsState::Ready, ready.pid, 1), "what runs goes on");

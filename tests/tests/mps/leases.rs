@@ -78,7 +78,7 @@ fn lease_gives_an_environment_and_its_capacity_is_free_after_its_last_client() {
     assert_eq!(serde_json::from_value::<LeaseGrant>(environment).expect("the same").environment, granted.environment);
     let client = Client::start(&host, &granted.environment);
     let seen = becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
-    assert_eq!((seen.leases.len(), seen.leased_percent), (1, 25));
+    assert_eq!((seen.leases.len(), seen.granted_percent), (1, 25));
     assert_eq!(seen.clients[0].lease, Some(id.to_string()));
     // Released, it keeps its capacity: the next user never meets the client.
     assert_eq!(release(&agent, id).state, LeaseState::Releasing);

@@ -20,7 +20,7 @@ fn rule(how: &str) -> String {
 }
 
 fn wanted() -> Value {
-    json!({ "gpus": ["0"], "layout": "wanted" })
+    json!({ "selectors": ["0"], "layout_source": "wanted" })
 }
 
 fn apply(agent: &Agent) -> Operation {
@@ -83,7 +83,7 @@ fn each_move_is_one_operation_and_leaves_what_the_mode_means() {
         assert_eq!((plan.starts_mps(), plan.stopped_daemons().next().is_none()), (daemons == 1, daemons == 1), "{how}");
         let words = match (daemons, mig) {
             (1, _) => "whole, shared through MPS",
-            (_, false) if how.contains("timeslice") => "whole, shared by turns",
+            (_, false) if how.contains("timeslice") => "whole, time-sliced",
             (_, false) => "whole, not shared through MPS",
             (_, true) => &plan.layout.join(", "),
         };
@@ -310,7 +310,7 @@ fn what_no_rule_wants_any_more_gives_no_shares_and_what_was_stopped_by_hand_is_m
     // Drained by hand, it is no less to be moved; a request for all means it as well.
     assert_eq!(mps::act(&agent, "0", "drain", &json!({})).status, 200);
     mps::reaches(&agent, "0", MpsState::Stopped);
-    let operation = agent.follow(agent.begin_with(&json!({ "layout": "wanted" })).unwrap());
+    let operation = agent.follow(agent.begin_with(&json!({ "layout_source": "wanted" })).unwrap());
     assert_eq!(operation.state, OperationState::Done, "{operation:#?}\n{}", agent.log());
     let gpu = agent.gpu(0);
     assert_eq!((gpu.drift.as_slice(), gpu.compute_mode), ([].as_slice(), Some(ComputeMode::Default)), "{gpu:?}");
@@ -341,7 +341,8 @@ fn a_daemon_that_came_up_is_taken_back_with_the_operation_of_which_another_did_n
     fs::create_dir_all(mps::base(&host)).expect("a directory");
     fs::write(mps::base(&host).join(&short), "").expect("a file");
     agent.reload(config("mps"));
-    let operation = agent.follow(agent.begin_with(&json!({ "gpus": ["0-1"], "layout": "wanted" })).unwrap());
+    let operation =
+        agent.follow(agent.begin_with(&json!({ "selectors": ["0-1"], "layout_source": "wanted" })).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}");
     assert!(operation.error.is_some_and(|error| error.message.contains("GPU 1")), "it says which");
     agent.await_that("nothing is shared", || agent.get("/v1/mps").json() == json!([]));
@@ -350,7 +351,8 @@ fn a_daemon_that_came_up_is_taken_back_with_the_operation_of_which_another_did_n
         (0..2).all(|index| agent.gpu(index).compute_mode == Some(ComputeMode::Default))
     });
     fs::remove_file(mps::base(&host).join(&short)).expect("it goes");
-    let operation = agent.follow(agent.begin_with(&json!({ "gpus": ["0-1"], "layout": "wanted" })).unwrap());
+    let operation =
+        agent.follow(agent.begin_with(&json!({ "selectors": ["0-1"], "layout_source": "wanted" })).unwrap());
     assert_eq!(operation.state, OperationState::Done, "{operation:#?}");
     assert_eq!(mps::controls(&mps::base(&host)).len(), 2);
 }

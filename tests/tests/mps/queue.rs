@@ -39,7 +39,7 @@ fn waiting_operation_is_not_overtaken_by_new_leases() {
     let (large, small) = served(&agent);
     let held = lease(&agent, &large, &json!({ "percentage": 10 })).expect("a lease").lease.id;
     // It keeps the smaller device.
-    let body = json!({"gpus": ["0"], "layout": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
+    let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
     let waiting = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
 
     let refused = lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
@@ -77,10 +77,10 @@ fn cancelled_operation_lets_leases_be_granted_again() {
     let taken = lease(&agent, &large, &json!({ "percentage": 10 })).expect("a lease");
     let _client = Client::start(&host, &taken.environment);
     agent.settle_reads();
-    let body = json!({"gpus": ["0"], "layout": {"entries": ["1g.10gb@4"]}, "wait_s": 600});
+    let body = json!({"selectors": ["0"], "layout_source": {"entries": ["1g.10gb@4"]}, "wait_s": 600});
     let waiting = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
     lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
-    let body = json!({"gpus": ["0"], "layout": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
+    let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
     let second = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
     assert!(second.notes[0].contains(&format!("operation {} came first", waiting.id)), "{:?}", second.notes);
     assert_eq!(agent.cancel(&second.id).status, 202);

@@ -12,7 +12,7 @@ fn whoever_names_no_share_is_a_stray_and_only_shown_unless_the_config_says_more(
     let seen = agent
         .until("the stray is seen", || listed(&agent, stray.pid().cast_unsigned()).filter(|one| one.stray.is_some()));
     assert_eq!(seen.stray.as_deref(), Some("it names none of its user's leases"));
-    assert_eq!((seen.process.kind, seen.process.uid, seen.done), (ProcessKind::MpsClient, Some(NOBODY), None));
+    assert_eq!((seen.process.kind, seen.process.uid, seen.stray_action), (ProcessKind::MpsClient, Some(NOBODY), None));
     let seen = listed(&agent, guest.pid().cast_unsigned()).expect("the guest is seen");
     assert!(seen.stray.is_none() && seen.lease.is_some_and(|lease| lease.starts_with('L')));
     // Its servers belong there, whoever they run as.
@@ -47,7 +47,7 @@ fn a_stray_of_a_user_without_share_is_ended_and_what_share_holders_do_is_left() 
     let (mut theirs, mut guest) = stray_and_guest(&host, &agent);
     // Past MPS, and root's: told, and left.
     let root = host.process("--gpu 0 --kind compute");
-    let left = agent.until("what is done about root's is told", || listed(&agent, root)?.done);
+    let left = agent.until("what is done about root's is told", || listed(&agent, root)?.stray_action);
     assert_eq!(left, "left: root's processes are never ended");
     assert_eq!(done(&agent, theirs.pid().cast_unsigned()), "left: its user holds a lease");
     let mut renewed = Job::start(std::process::Command::new("/bin/sleep").arg("1000").env("GPUSH_LEASE", "s1"), NOBODY);
@@ -94,7 +94,7 @@ fn one_that_ignores_the_question_is_killed_and_everybody_is_told_who_it_was() {
     let trail: Vec<_> = trail.into_iter().filter(|record| record.action == "process.end").collect();
     assert_eq!(trail.iter().map(|record| record.result.as_str()).collect::<Vec<_>>(), ["asked to end", "killed"]);
     for record in trail {
-        assert!(record.by.is_none() && record.object == asked.uuid);
+        assert!(record.by.is_none() && record.object == asked.gpu_uuid);
         let detail = record.detail;
         assert_eq!((&detail["pid"], &detail["uid"]), (&deaf.pid().into(), &NOBODY.into()), "{detail}");
         assert_eq!(detail["reason"], "it computes past MPS");

@@ -93,7 +93,7 @@ fn lease_shown(agent: &Agent, pid: u32) -> Option<String> {
 
 /// What is done about a process, once something is.
 fn done(agent: &Agent, pid: u32) -> String {
-    agent.until("what is done about it is told", || listed(agent, pid)?.done)
+    agent.until("what is done about it is told", || listed(agent, pid)?.stray_action)
 }
 
 /// A program of some user that the driver lists on a GPU; killed when dropped.

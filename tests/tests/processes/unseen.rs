@@ -37,7 +37,7 @@ fn in_maintenance_nobody_is_a_stray() {
     assert!(done(&agent, deaf.pid()).starts_with("asked to end"));
     assert_eq!(agent.post("/v1/maintenance/enter", &json!({ "reason": "x" })).status, 200);
     let seen = listed(&agent, deaf.pid()).expect("it is shown as it was");
-    assert_eq!((seen.stray, seen.done), (None, None));
+    assert_eq!((seen.stray, seen.stray_action), (None, None));
     assert!(deaf.lives());
 }
 
@@ -65,7 +65,7 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
         listed(&agent, pid).filter(|one| one.process.kind == ProcessKind::MpsClient)
     });
     let seen = listed(&agent, client.pid().cast_unsigned()).expect("it is listed");
-    assert_eq!((seen.stray, seen.done), (None, None));
+    assert_eq!((seen.stray, seen.stray_action), (None, None));
     assert!(client.lives() && client.said().is_empty());
     assert_eq!(agent.post("/v1/recover", &json!({})).status, 200);
     // Nobody knows of its share any more, and it may have had one: also when gpushd is started anew.
@@ -73,7 +73,7 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
     let left = |agent: &Agent| {
         agent.until("it is left", || {
             let seen = listed(agent, pid)?;
-            seen.done.filter(|done| done.contains("from before the database was lost"))
+            seen.stray_action.filter(|done| done.contains("from before the database was lost"))
         })
     };
     left(&agent);
@@ -92,7 +92,7 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
     // And so does its compute mode, until the rule is another.
     drop(client);
     agent.reload("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
-    let wanted = json!({ "gpus": ["0"], "layout": "wanted" });
+    let wanted = json!({ "selectors": ["0"], "layout_source": "wanted" });
     assert_eq!(agent.follow(agent.begin_with(&wanted).expect("it begins")).state, gpush_api::OperationState::Done);
     assert_eq!(agent.gpu(0).compute_mode.unwrap_or_default(), gpush_api::ComputeMode::Default);
 }

@@ -212,26 +212,28 @@ pub struct MpsDaemon {
     /// of them, a second user. One sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
-    /// What it is wanted to be.
+    /// The desired policy: the rule's, with the settings that an administrator changed.
+    #[serde(rename = "desired_policy")]
     pub wanted: MpsPolicy,
-    /// What its rule says, where something else was set above it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Settings of its rule, when an administrator changed them.
+    #[serde(default, rename = "rule_settings", skip_serializing_if = "Option::is_none")]
     pub rule: Option<MpsSettings>,
-    /// What it said last that it has; `None` before it answered. A memory limit it tells in whole GiB.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Settings that the daemon reported last; absent before its first answer. It reports a memory limit in whole GiB.
+    #[serde(default, rename = "effective_settings", skip_serializing_if = "Option::is_none")]
     pub in_force: Option<MpsSettings>,
     /// Process id of the control daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// Since when it is in this state.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub since: Timestamp,
     /// When it is started again, while it backs off.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub next_start_at: Option<Timestamp>,
     /// When clients that are still there are ended, while it drains and was told so.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub clients_end_at: Option<Timestamp>,
     /// How often it failed within the time that counts.
@@ -269,7 +271,7 @@ pub struct MpsDaemon {
     pub leases: Vec<Lease>,
     /// Sum of their percentages, rounded up.
     #[serde(default)]
-    pub leased_percent: u32,
+    pub granted_percent: u32,
 }
 
 impl MpsDaemon {
@@ -306,7 +308,7 @@ pub struct MpsSetRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
     /// Whether what was set before is taken back first, so that what is left out is the rule's again.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, rename = "clear", skip_serializing_if = "std::ops::Not::not")]
     pub reset: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What the tests of the store have in common: records to write, and a look at everything in it.
+//! Records to write, and a dump of the store, for all tests of the store.
 
 #![allow(dead_code, reason = "each test program uses its part of it")]
 
@@ -19,7 +19,7 @@ pub(crate) fn actor(uid: u32) -> Actor {
     Actor { uid, user: Some(format!("user{uid}")), pid: Some(4000 + uid) }
 }
 
-/// A lease of a user: a quarter of an MPS target, in two members so that the row has a list.
+/// Returns a lease of a user: a quarter of an MPS target, in two members so that the row has a list.
 pub(crate) fn new_lease(uid: u32) -> NewLease {
     NewLease {
         holder: LeaseHolder { uid, user: Some(format!("user{uid}")) },
@@ -45,7 +45,7 @@ pub(crate) fn lease_terms(targets: &[&str]) -> LeaseTerms {
     LeaseTerms { members: targets.iter().map(member).collect(), expires_at: None }
 }
 
-/// An intent of a real shape: one GPU with seven instances before.
+/// Returns a realistic intent: one GPU with seven previous instances.
 pub(crate) fn intent(mark: u64) -> Intent {
     let instance = |id: u32| GpuInstance {
         id,
@@ -58,7 +58,7 @@ pub(crate) fn intent(mark: u64) -> Intent {
     };
     let before = Mig {
         enabled: true,
-        pending: true,
+        reset_pending: false,
         memory_slices: 8,
         compute_slices: 7,
         instances: (0..7).map(instance).collect(),
@@ -128,7 +128,7 @@ pub(crate) fn lost(notes: &[Note]) -> Option<&gpush_store::Lost> {
     notes.iter().find_map(|note| if let Note::Lost(lost) = note { Some(lost) } else { None })
 }
 
-/// Everything that the store holds, as text.
+/// Returns everything in the store as text.
 pub(crate) fn everything(view: &View<'_>) -> Result<String, StoreError> {
     let mut text = String::new();
     for operation in view.operations()? {

@@ -67,9 +67,9 @@ fn version() -> Version {
 fn health() -> Health {
     Health {
         status: HealthStatus::Ok,
-        causes: Vec::new(),
+        errors: Vec::new(),
         simulated: true,
-        gpus: 2,
+        gpu_count: 2,
         maintenance: None,
         layouts_at_start: None,
         pid: 812,
@@ -125,9 +125,13 @@ fn json_is_the_types_of_the_api() {
         (serde_json::from_slice(&output.stdout).unwrap(), output.status.code())
     }
     let all = vec![busy(), idle_device()];
-    assert_eq!(json(&host, &["mps", "list"]), (all.clone(), Some(0)));
-    assert_eq!(json(&host, &["mps", "clients"]), (all, Some(0)));
-    assert_eq!(json(&host, &["mps", "clients", "0"]), (vec![busy()], Some(0)));
+    assert_eq!(json(&host, &["mps", "list"]), (all, Some(0)));
+    // A document of its own: one object for each client, with its target.
+    for which in [&["mps", "clients"][..], &["mps", "clients", "0"]] {
+        let (clients, code) = json::<Vec<serde_json::Value>>(&host, which);
+        assert_eq!((clients.len(), code), (busy().clients.len(), Some(0)), "{which:?}");
+        assert_eq!((&clients[0]["target"], &clients[0]["uuid"]), (&busy().target.into(), &busy().uuid.into()));
+    }
     assert_eq!(json(&host, &["mps", "show", "0"]), (busy(), Some(0)));
     assert_eq!(json::<MpsSet>(&host, &["mps", "set", "0", "--percentage", "50"]).1, Some(0));
     assert_eq!(json::<MpsLogs>(&host, &["mps", "logs", "0"]).0.files.len(), 1);

@@ -77,7 +77,7 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
         clients: clients.to_vec(),
         clients_known: true,
         leases: if clients.is_empty() { Vec::new() } else { vec![lease()] },
-        leased_percent: if clients.is_empty() { 0 } else { 25 },
+        granted_percent: if clients.is_empty() { 0 } else { 25 },
     }
 }
 
@@ -117,13 +117,13 @@ fn processes(strays: bool) -> GpuProcesses {
         lease: None,
         allowed: false,
         stray: None,
-        done: None,
+        stray_action: None,
     };
     let owner = GpuProcess { lease: Some("L12".into()), ..one(5120, "alice", "python train.py") };
     let mut stray = one(7001, "mallory", "./miner");
     stray.process.kind = ProcessKind::Compute;
     stray.stray = Some("its user has no lease on GPU 0".into());
-    stray.done = Some("left alone".into());
+    stray.stray_action = Some("left alone".into());
     let mut all = GpuProcesses { policy: StrayPolicy::Warn, processes: vec![owner], unseen: Vec::new() };
     if strays {
         all.processes.push(stray);

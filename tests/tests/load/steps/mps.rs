@@ -88,7 +88,7 @@ pub(super) fn end_client(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-/// Waits until gpushd knows the clients as they are.
+/// Waits until gpushd reports the clients of the model.
 fn wait_for_clients(world: &World, name: &'static str) {
     let (count, stopped) = (world.targets[name].clients.len(), world.targets[name].stopped);
     if !stopped {
@@ -96,7 +96,7 @@ fn wait_for_clients(world: &World, name: &'static str) {
     }
 }
 
-/// Stops or restarts a target without force: refused while it is used.
+/// Stops or restarts a target without force, which must fail while it is in use.
 fn unforced(world: &mut World, dice: &mut Dice, verb: &str) -> Option<&'static str> {
     let (name, target) = world.target(dice);
     if target.stopped {

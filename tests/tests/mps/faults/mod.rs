@@ -18,7 +18,7 @@ fn told_as(served: &Served, state: MpsState, words: &str) -> MpsDaemon {
     let told = |daemon: &MpsDaemon| daemon.state == state && daemon.reasons.iter().any(|reason| reason.contains(words));
     let daemon = becomes(&served.agent, "0", &format!("{} for {words:?}", state.name()), told);
     assert!(served.controls().len() <= 1, "{:?}", parts(&base(&served.host)));
-    let ill = served.agent.get("/v1/health").json()["causes"].to_string();
+    let ill = served.agent.get("/v1/health").json()["errors"].to_string();
     assert_eq!(ill.contains("GPU 0 can't be had"), state != MpsState::Ready, "{state:?}: {ill}");
     if state != MpsState::Ready {
         let refused = lease(&served.agent, "0", &json!({})).expect_err("nobody is let in");

@@ -52,7 +52,7 @@ fn deleted_pipe_directory_is_reported_and_recreated_when_idle() {
         });
         assert_eq!((reported.pid.map(u32::cast_signed), served.controls()), (Some(served.pid), vec![served.pid]));
         assert!(client.lives() && client.said().is_empty());
-        assert_eq!(lease(&served.agent, "0", &json!({})).expect_err("no client reaches it").code, Code::Conflict);
+        assert_eq!(lease(&served.agent, "0", &json!({})).expect_err("no client reaches it").code, Code::Blocked);
         client.end();
         served.another();
         assert!(served.client().lives());
