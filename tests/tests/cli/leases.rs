@@ -209,9 +209,9 @@ fn lease_belongs_to_its_holder() {
 fn impossible_request_is_refused_with_what_is_possible() {
     let (_host, agent) = started();
     for (words, code, part) in [
-        (&["--mig", "2g.30gb"][..], 7, "2g.20gb"),
-        (&["--mem", "500G"], 7, ""),
-        (&["--whole", "--count", "9"], 7, ""),
+        (&["--mig", "2g.30gb"][..], 2, "2g.20gb"),
+        (&["--mem", "500G"], 2, ""),
+        (&["--whole", "--count", "9"], 2, ""),
         (&["--mps", "25"], 7, ""),
         (&["--mig", "1g.10gb", "-g", "9"], 2, "9"),
         (&["--mps", "101"], 2, "101"),
