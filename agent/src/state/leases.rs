@@ -90,7 +90,7 @@ impl OpenLease {
         let record = &self.record;
         let uuids: BTreeSet<String> = record.members.iter().map(|member| member.gpu.clone()).collect();
         LeaseChange {
-            lease: record.id,
+            lease_id: record.id,
             holder: record.holder.clone(),
             share: record.kind,
             state: self.state.name(),

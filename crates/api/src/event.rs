@@ -248,7 +248,7 @@ pub struct MpsChange {
 pub struct LeaseChange {
     /// `L17`.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
-    pub lease: LeaseId,
+    pub lease_id: LeaseId,
     /// The user who is admitted.
     pub holder: LeaseHolder,
     /// How it shares GPUs.

@@ -117,7 +117,7 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Look) -> (String, (&'static str, 
             let why = change.reasons.iter().map(|reason| format!("; {reason}")).collect::<String>();
             (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
         }
-        Happening::Lease(change) => (change.lease.to_string(), lease_state(change), of_lease(change)),
+        Happening::Lease(change) => (change.lease_id.to_string(), lease_state(change), of_lease(change)),
         Happening::Stray(change) => (format!("GPU {}", change.gpu), ("stray", NOTE), of_stray(change)),
         Happening::Change(change) => {
             let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));

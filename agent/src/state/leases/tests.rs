@@ -45,7 +45,7 @@ fn events(cursor: &mut Cursor) -> Vec<(LeaseId, LeaseState, Option<EndReason>)> 
     while let Next::Events(events) = cursor.now() {
         for event in events {
             if let Happening::Lease(change) = &event.what {
-                told.push((change.lease, change.state, change.reason));
+                told.push((change.lease_id, change.state, change.reason));
             }
         }
     }
