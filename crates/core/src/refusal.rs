@@ -141,7 +141,7 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
         let name = match (process.pid, &process.command) {
             (Some(pid), _) => format!("pid {pid}"),
             // A lease, which the cause names.
-            (None, Some(_)) => "the lease (`gpushctl lease revoke LEASE --end`)".to_owned(),
+            (None, Some(_)) => "the lease (`gpushctl lease revoke LEASE --reason TEXT --end`)".to_owned(),
             (None, None) => "the other processes that use it".to_owned(),
         };
         if !names.contains(&name) {
