@@ -103,6 +103,7 @@ impl GpuSnapshot {
             timeslice: None,
             nvlink: None,
             processes: Vec::new(),
+            leases: Vec::new(),
             processes_known: true,
             observed_at: jiff::Timestamp::UNIX_EPOCH,
             stale: true,

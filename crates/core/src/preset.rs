@@ -81,6 +81,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         nvlink: None,
         processes: Vec::new(),
         cordons: Vec::new(),
+        leases: Vec::new(),
         processes_known: true,
         observed_at: Timestamp::UNIX_EPOCH,
         stale: false,

@@ -92,7 +92,7 @@ fn whoever_has_the_gpu_open_is_named_and_nothing_is_touched() {
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("end these processes")), "{error:?}");
     let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } })).json();
     let refusal: Refusal = serde_json::from_value(plan["plans"][0]["refusal"].clone()).expect("a refusal");
-    let Refusal::Held { holders } = refusal else { panic!("{refusal:?}") };
+    let Refusal::Held { holders, .. } = refusal else { panic!("{refusal:?}") };
     assert_eq!(holders.len(), 2);
     assert_eq!(holders[0].devices, ["/dev/nvidia0"]);
     assert_eq!(host.trace(), []);

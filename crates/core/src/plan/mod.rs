@@ -9,15 +9,15 @@
 //!
 //! What holds of every plan: instances in use stay, fixed placements are met, and at no step are
 //! slices, engines or numbers exceeded, so that the driver has no cause to refuse one. Among all
-//! such plans it is one that destroys, in this order, fewest instances that hold a lease or an MPS
+//! such plans it is one that destroys, in this order, fewest instances that hold an MPS
 //! daemon, fewest GPU instances, fewest compute instances in GPU instances that stay, and fewest
 //! memory slices; that leaves the most (profile, placement) pairs to be made later; and that
 //! stands lowest, by start and then profile id. There is no better one, which `tests/oracle.rs`
 //! shows by trying them all.
 //!
-//! A GPU instance is *in use* when a process runs in one of its compute instances, or when the
-//! driver charges a process to it without saying in which; then all its compute instances are
-//! taken to be in use, and none is added.
+//! A compute instance is *in use* when a process runs in it, or when it is leased, idle or not. When the driver
+//! charges a process to a GPU instance without saying in which compute instance, all its compute instances are taken
+//! to be in use, and none is added.
 //!
 //! | file | subject |
 //! |---|---|
@@ -33,9 +33,9 @@
 //! | `beside` | what of a previous layout can stand beside what must stay |
 //! | `outcome` | what stands after a plan, and what is none of its doing |
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{GpuInstance, InstanceStep, Placement, Refusal};
+use gpush_api::{GpuInstance, InstanceStep, LeaseUse, Placement, Refusal};
 
 use crate::geometry::Geometry;
 
@@ -68,11 +68,14 @@ pub struct Plan {
     pub placements: Vec<Placement>,
 }
 
-/// Instances that hold a lease or an MPS daemon: destroyed only if there is no other way.
+/// Leased instances, which are never destroyed, and instances with an MPS daemon, which are destroyed only if there is
+/// no other way.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Holds {
     gpu_instances: BTreeSet<u32>,
     compute_instances: BTreeSet<(u32, u32)>,
+    /// Leases by the ids of GPU instance and compute instance.
+    leases: BTreeMap<(u32, u32), Vec<LeaseUse>>,
 }
 
 impl Holds {
@@ -84,6 +87,26 @@ impl Holds {
     /// Adds a compute instance by the ids of its GPU instance and itself.
     pub fn add_compute_instance(&mut self, gi: u32, ci: u32) {
         self.compute_instances.insert((gi, ci));
+    }
+
+    /// Adds the leases on MIG devices of these instances. Leases on other targets are ignored.
+    #[must_use]
+    pub fn with_leases(mut self, instances: &[GpuInstance], leases: &[LeaseUse]) -> Self {
+        for instance in instances {
+            for compute in &instance.compute {
+                let on_device = leases.iter().filter(|lease| Some(&lease.target) == compute.uuid.as_ref());
+                let on_device: Vec<LeaseUse> = on_device.cloned().collect();
+                if !on_device.is_empty() {
+                    self.leases.insert((instance.id, compute.id), on_device);
+                }
+            }
+        }
+        self
+    }
+
+    /// The leases on a compute instance.
+    fn leases(&self, gi: u32, ci: u32) -> &[LeaseUse] {
+        self.leases.get(&(gi, ci)).map_or(&[], Vec::as_slice)
     }
 
     fn has_gpu_instance(&self, gi: u32) -> bool {
@@ -106,7 +129,7 @@ pub fn plan(geometry: &Geometry, instances: &[GpuInstance], target: &Target) -> 
 /// The plan that takes a GPU from `instances` to `target` and spares what is held.
 ///
 /// # Errors
-/// The smallest reason why there is none. Holds are never one: they are spared where possible.
+/// The smallest reason why there is none. Leased instances are in use; MPS daemons are spared where possible.
 pub fn plan_around(
     geometry: &Geometry,
     instances: &[GpuInstance],
@@ -117,7 +140,7 @@ pub fn plan_around(
         return Err(refusal::smallest_reason(geometry, target));
     };
     if best.cost.touches_use() {
-        return Err(refusal::blocked(&best));
+        return Err(refusal::blocked(&best, holds));
     }
     let mut kept: Vec<&GpuInstance> = best.placed.iter().filter_map(|p| p.kept).collect();
     kept.sort_by_key(|i| i.placement);

@@ -5,12 +5,13 @@
 //! few entries as already can't. Instances in use come last: only a target that an empty GPU could
 //! hold is blocked by anything.
 
-use gpush_api::{Blocker, GpuInstance, Process, Refusal};
+use gpush_api::{Blocker, GpuInstance, LeaseUse, Process, Refusal};
 
 use crate::geometry::{ENGINES, Geometry, Profile, Slices};
 
 use crate::nearest::{distance, fold};
 
+use super::Holds;
 use super::arrange::{Arrangement, fits};
 use super::capacity::Demand;
 use super::compute;
@@ -149,20 +150,20 @@ fn members(all: &[Wanted], subset: u32) -> impl Iterator<Item = &Wanted> {
 
 /// The instances in use that the best arrangement would have to destroy: a smallest set of them,
 /// for the search counts them before all else.
-pub(super) fn blocked(arrangement: &Arrangement<'_>) -> Refusal {
+pub(super) fn blocked(arrangement: &Arrangement<'_>, holds: &Holds) -> Refusal {
     let mut blockers = Vec::new();
     for instance in &arrangement.destroyed {
-        blockers.extend(users(instance, 0..instance.compute.len()));
+        blockers.extend(users(instance, 0..instance.compute.len(), holds));
         if instance.compute.is_empty() && !instance.processes.is_empty() {
-            blockers.push(blocker(instance, None, instance.processes.clone()));
+            blockers.push(blocker(instance, None, instance.processes.clone(), &[]));
         }
     }
     for place in &arrangement.placed {
         let Some(instance) = place.kept else { continue };
-        blockers.extend(users(instance, place.compute.destroy.iter().copied()));
+        blockers.extend(users(instance, place.compute.destroy.iter().copied(), holds));
         let only_adds = place.compute.destroy.is_empty() && !place.compute.create.is_empty();
         if only_adds && !instance.processes.is_empty() {
-            blockers.push(blocker(instance, None, instance.processes.clone()));
+            blockers.push(blocker(instance, None, instance.processes.clone(), &[]));
         }
     }
     blockers.sort_by_key(|b| (b.placement, b.ci));
@@ -170,16 +171,20 @@ pub(super) fn blocked(arrangement: &Arrangement<'_>) -> Refusal {
 }
 
 /// Those of an instance's compute instances that are in use, with who uses them.
-fn users(instance: &GpuInstance, positions: impl Iterator<Item = usize>) -> impl Iterator<Item = Blocker> {
-    positions.map(|n| &instance.compute[n]).filter(|c| compute::in_use(instance, c)).map(|c| {
+fn users(
+    instance: &GpuInstance,
+    positions: impl Iterator<Item = usize>,
+    holds: &Holds,
+) -> impl Iterator<Item = Blocker> {
+    positions.map(|n| &instance.compute[n]).filter(|c| compute::in_use(instance, c, holds)).map(|c| {
         let holders = c.processes.iter().chain(&instance.processes).cloned().collect();
-        blocker(instance, Some(c.id), holders)
+        blocker(instance, Some(c.id), holders, holds.leases(instance.id, c.id))
     })
 }
 
-fn blocker(instance: &GpuInstance, ci: Option<u32>, holders: Vec<Process>) -> Blocker {
+fn blocker(instance: &GpuInstance, ci: Option<u32>, holders: Vec<Process>, leases: &[LeaseUse]) -> Blocker {
     let (profile, placement) = (instance.profile.clone(), instance.placement);
     let compute = instance.compute.iter().find(|c| Some(c.id) == ci);
     let compute_profile = compute.map(|c| c.profile.clone()).filter(|name| *name != profile);
-    Blocker { gi: instance.id, ci, profile, compute_profile, placement, holders }
+    Blocker { gi: instance.id, ci, profile, compute_profile, placement, holders, leases: leases.to_vec() }
 }
