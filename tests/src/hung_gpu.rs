@@ -1,4 +1,4 @@
-//! Commands that concern other GPUs than one whose reading hangs, and how long they take.
+//! Durations of commands for GPUs other than one whose reading hangs.
 
 use std::{
     ops::Range,
@@ -39,7 +39,7 @@ fn config(level: &str) -> String {
     CONFIG.replace("LEVEL", level)
 }
 
-/// A command that concerns no other GPU than 0, 2 or 3, with its name.
+/// A command that concerns GPU 0, 2 or 3 only, with its name.
 type Command<'a> = (&'static str, Box<dyn Fn(usize) + 'a>);
 
 fn commands<'a>(host: &'a Host, agent: &'a Agent) -> Vec<Command<'a>> {
@@ -82,7 +82,7 @@ fn commands<'a>(host: &'a Host, agent: &'a Agent) -> Vec<Command<'a>> {
     ]
 }
 
-/// Median of the durations of `rounds` runs of each command.
+/// Returns the median of the durations of `rounds` runs of each command.
 fn medians(commands: &[Command<'_>], rounds: Range<usize>) -> Vec<Duration> {
     let mut times = vec![Vec::new(); commands.len()];
     for round in rounds {
@@ -104,9 +104,9 @@ fn medians(commands: &[Command<'_>], rounds: Range<usize>) -> Vec<Duration> {
 pub struct Compared {
     /// The command.
     pub name: &'static str,
-    /// As long as every GPU answers.
+    /// Median while every GPU answers.
     pub usual: Duration,
-    /// While the reading of GPU 1 hangs.
+    /// Median while the reading of GPU 1 hangs.
     pub hung: Duration,
 }
 

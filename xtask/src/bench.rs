@@ -104,8 +104,9 @@ fn planning(rows: &[Value]) -> Value {
     let (one, host) = (worst(false), worst(true));
     json!({
         "title": "Planning",
-        "note": "Every state of an A100 and of an H100 against every layout of up to eight instances, in µs; and hosts \
-                 of 64 GPUs, each with its own state and layout, from the driver's profiles to the plans.",
+        "note": "Plans from every state of an A100 and of an H100 to every layout of up to eight instances, in µs. Hosts of \
+                 64 GPUs have a different state and layout on each GPU; their time is from the driver's profiles to \
+                 the plans.",
         "columns": ["", "calls", "p50", "p99", "p99.9"],
         "rows": table,
         "targets": [
@@ -143,11 +144,11 @@ fn kept(before: &str) -> &str {
 
 fn document(reports: &[Value]) -> String {
     let mut text = format!(
-        "# Figures\n\n\
-         Written by `cargo xtask bench`; `cargo xtask bench --check` fails when a target is missed. Counts and ratios \
-         are of one run, and hold on other machines. Times are of the machine below. A last part, On a real GPU, is \
-         put in by hand, from what `tests/gpu/run` writes, and stays.\n\n\
-         Machine: {}.\n\n## Targets\n\n| target | wanted | measured | |\n|---|---|---|---|\n",
+        "# Benchmarks\n\n\
+         `cargo xtask bench` writes this page; `cargo xtask bench --check` fails when a target is missed. Counts and \
+         ratios are of one run, and hold on other machines. Times are of this machine: {}. Figures from a real GPU \
+         belong into a last section, \"On a real GPU\", which `cargo xtask bench` keeps: copy it from the output of \
+         `tests/gpu/run`.\n\n## Targets\n\n| target | goal | measured | |\n|---|---|---|---|\n",
         machine()
     );
     for Target { what, wanted, measured, met } in reports.iter().flat_map(targets) {

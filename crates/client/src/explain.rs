@@ -1,4 +1,4 @@
-//! Why a connection failed, and the command that mends it.
+//! Explanations of failed connections, with the command that fixes each.
 //!
 //! ```text
 //! stat and connect say      it means                              way out
@@ -10,8 +10,8 @@
 //! EAGAIN                    its backlog is full                   try again
 //! ```
 //!
-//! [`gather`] looks, [`explain`] only thinks: so each sentence has a test that needs no other user,
-//! no service and no agent.
+//! [`gather`] collects the facts, [`explain`] is pure: so a test can check each sentence without another user,
+//! a service or an agent.
 
 use std::{
     io,
@@ -37,11 +37,11 @@ pub struct Access {
     pub mode: u32,
     /// The caller runs with this group.
     pub in_group: bool,
-    /// The user database says that the caller belongs to it: then a new login is all that lacks.
+    /// The user database lists the caller as a member: only a new login is missing.
     pub listed_in_group: bool,
 }
 
-/// What is at the path.
+/// The object at the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     /// Nothing.
@@ -50,18 +50,18 @@ pub enum Found {
     Socket(Access),
     /// Something else: `a regular file`.
     Other(&'static str),
-    /// A directory on the way that the caller may not pass.
+    /// A directory above it that the caller cannot enter.
     ClosedDirectory(PathBuf, Access),
 }
 
-/// All that an explanation is made from.
+/// The input of an explanation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// Socket and how it was chosen.
+    /// The socket and how it was chosen.
     pub socket: Socket,
-    /// What is there.
+    /// The object there.
     pub found: Found,
-    /// Where the caller's own agent was looked for too, in vain.
+    /// The absent path of the user's own agent, which was tried too.
     pub own: Option<PathBuf>,
     /// Effective uid of the caller.
     pub uid: u32,
@@ -71,11 +71,11 @@ pub struct Facts {
     pub unit_installed: bool,
 }
 
-/// Where systemd finds units, by descending priority.
+/// Directories in which systemd finds units, by descending priority.
 const UNIT_DIRECTORIES: [&str; 4] =
     ["/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
 
-/// Looks at the path, the caller and the service.
+/// Collects facts about the path, the caller and the service.
 #[must_use]
 pub fn gather(socket: &Socket) -> Facts {
     let uid = nix::unistd::geteuid();
@@ -98,7 +98,7 @@ fn look(path: &Path, user: Option<&nix::unistd::User>) -> Found {
         Ok(meta) if meta.is_file() => Found::Other("a regular file"),
         Ok(_) => Found::Other("a device or pipe"),
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            // The deepest directory that can still be looked at is the one that is closed.
+            // The deepest directory with readable metadata is the one that is closed.
             let closed = path.ancestors().skip(1).find_map(|dir| Some((dir.to_owned(), dir.metadata().ok()?)));
             match closed {
                 Some((dir, meta)) => Found::ClosedDirectory(dir, access(&meta, user)),
@@ -124,7 +124,7 @@ fn access(meta: &std::fs::Metadata, user: Option<&nix::unistd::User>) -> Access 
     }
 }
 
-/// The error to show for a failed `connect`.
+/// Returns the error to show for a failed `connect`.
 #[must_use]
 pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
     let path = facts.socket.path.display();
@@ -153,7 +153,7 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
         )
         .hint("try again; if it stays so: `journalctl -u gpushd`")
         .retryable(),
-        // Gone or come between connect and look: the next try will tell.
+        // It disappeared or appeared between the two calls; a second attempt will show.
         (Found::Nothing, io::ErrorKind::NotFound) => {
             let own = facts.own.as_ref().map_or_else(String::new, |own| format!(", nor {}, your own", own.display()));
             ApiError::new(Code::Unreachable, format!("no gpushd on this host at {path}: there is no such socket{own}"))
@@ -204,7 +204,7 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     error.hint(format!("ask an administrator for `usermod -aG {group} {user}`, then log in again"))
 }
 
-/// How to start an agent behind the socket in question.
+/// Returns how to start an agent for this socket.
 fn start(facts: &Facts) -> String {
     let who = if facts.uid == 0 { "" } else { "ask an administrator for " };
     let path = facts.socket.path.display();
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn what_is_no_socket_is_said() {
         let at = facts(Found::Other("a regular file"), Origin::Option);
-        // connect(2) on a regular file says ECONNREFUSED: by itself it would look like a stale socket.
+        // connect(2) on a regular file returns ECONNREFUSED, which alone would indicate a stale socket.
         let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
         assert_eq!(code.exit_status(), 6);
         assert!(message.contains("a regular file, not gpushd's socket"), "{message}");

@@ -1,4 +1,4 @@
-//! What is asked of an agent about MPS: method, path, body, and that each change has a key.
+//! Requests to the agent about MPS: method, path, body, and a key for each change.
 //!
 //! Helpers outside `#[test]` functions may panic too: that is how a test fails.
 #![allow(clippy::unwrap_used)]
@@ -20,7 +20,7 @@ use tokio::net::UnixListener;
 /// `METHOD path body`, and the key.
 type Asked = Arc<Mutex<Vec<(String, Option<String>)>>>;
 
-/// An agent that knows nothing, and remembers what it was asked.
+/// Starts an agent that answers 404 and records the requests.
 fn serve(path: &Path) -> Asked {
     let listener = UnixListener::bind(path).unwrap();
     let asked = Asked::default();

@@ -1,9 +1,9 @@
-//! The supervisor against a scripted worker: a real process that speaks the worker's protocol and
-//! crashes, hangs and lies as its script says.
+//! The supervisor with a scripted worker: a real process that speaks the worker's protocol, and crashes, hangs
+//! and gives wrong answers as its script says.
 //!
-//! The worker is this very test program, see `scripted`. Its script is a directory, passed where a
-//! library would be: `behaviour` says what each call comes to (`REQUEST UUID DEED`, `*` for any,
-//! the first match counts, read anew for each call), and every call is appended to `log`.
+//! The worker is this test program, see `scripted`. Its script is a directory, passed instead of a library:
+//! `behaviour` defines the result of each call (`REQUEST UUID DEED`, `*` for any, the first match counts, read
+//! for each call), and every call is appended to `log`.
 
 #![allow(clippy::unwrap_used)] // A test says what failed by panicking.
 
@@ -19,7 +19,7 @@ const A: &str = "GPU-a";
 const B: &str = "GPU-b";
 const WHOLE: Placement = Placement { start: 0, size: 8 };
 
-/// A script, and the hardware that it is played on.
+/// A script, and the hardware that uses it.
 struct Stage {
     dir: tempfile::TempDir,
     hardware: Hardware,
@@ -36,7 +36,7 @@ impl Stage {
         let mut options = Options::of_this_program();
         options.args = ["--ignored", "--exact", "scripted::worker"].map(str::to_owned).to_vec();
         options.library = Some(dir.path().to_owned());
-        // Short only where a script hangs, so that a busy machine does not fail the others.
+        // Short only where a script hangs, so that a busy machine does not fail the other tests.
         let allowed = if behaviour.contains("hang") || behaviour.contains("gate") { 1 } else { 30 };
         options.deadlines.read = Duration::from_secs(allowed);
         options.deadlines.change = Duration::from_secs(allowed);
@@ -53,7 +53,7 @@ impl Stage {
         fs::rename(fresh, self.dir.path().join("behaviour")).unwrap();
     }
 
-    /// A gate that a call waits at until it is opened.
+    /// A gate at which a call waits until it is opened.
     fn gate(&self) -> Gate {
         let path = self.dir.path().join("gate");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -74,7 +74,7 @@ impl Stage {
 struct Gate(PathBuf);
 
 impl Gate {
-    /// Lets one call through: opening waits until it is there.
+    /// Lets one call pass; waits until the call has arrived.
     fn open(&self) {
         fs::File::create(&self.0).unwrap();
     }
@@ -84,7 +84,7 @@ fn alive(pid: u32) -> bool {
     kill(Pid::from_raw(i32::try_from(pid).unwrap()), None).is_ok()
 }
 
-/// Waits for a process that is not our child to be gone.
+/// Waits until a process that is not a child of the test is gone.
 async fn gone(pid: u32) {
     while alive(pid) {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -143,7 +143,7 @@ async fn a_read_that_hangs_costs_only_itself() {
     let error = stage.hardware.read(A).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Deadline { may_land: false });
     assert_eq!(error.gpu.as_deref(), Some(A));
-    // Another worker serves the rest, while the first one is killed.
+    // Another worker serves the other GPUs while the first one is killed.
     stage.hardware.read(B).await.unwrap();
     assert_ne!(stage.pid().await, first);
     stage.hardware.settle(A).await;
@@ -163,7 +163,7 @@ async fn a_mutation_that_hangs_leaves_its_gpu_unsettled() {
     let error = stage.hardware.create_gpu_instance(A, 0, WHOLE).await.unwrap_err();
     assert!(error.may_land(), "{error}");
     assert_eq!(error.to_api().code, gpush_api::Code::DriverTimeout);
-    // Within its grace it may land: nobody touches the GPU, everybody else is served.
+    // It may take effect during its grace: the GPU is not touched, and other GPUs are served.
     for result in [stage.hardware.read(A).await.map(|_| ()), stage.hardware.destroy_gpu_instance(A, 1).await] {
         assert_eq!(result.unwrap_err().kind, ErrorKind::Unsettled);
     }
@@ -198,7 +198,7 @@ async fn a_mutation_that_lands_late_is_settled_by_its_answer() {
     tokio::task::spawn_blocking(move || gate.open()).await.unwrap();
     assert_eq!(waiting.await.unwrap(), Settled::Late(Ok(())));
     stage.hardware.read(A).await.unwrap();
-    // It owes nothing any more and ends without waiting for the grace.
+    // It has no calls left, and ends without waiting for the grace.
     gone(first).await;
     assert_eq!(stage.hardware.settle(A).await, Settled::Nothing);
 }
@@ -228,7 +228,7 @@ async fn a_worker_that_dies_in_a_mutation_says_that_it_may_have_landed() {
     let error = stage.hardware.create_gpu_instance(A, 0, WHOLE).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerDied { may_have_landed: true });
     assert!(error.to_string().contains("SIGKILL"), "{error}");
-    // Nothing is pending: it is gone, so the GPU can be read at once.
+    // No call is pending: the worker is gone, so the GPU can be read at once.
     assert_eq!(stage.hardware.settle(A).await, Settled::Nothing);
     stage.hardware.read(A).await.unwrap();
     assert_eq!(stage.log().iter().filter(|line| line.starts_with("create")).count(), 1, "never tried twice");
@@ -248,7 +248,7 @@ async fn a_gpu_whose_reading_kills_the_worker_does_not_take_the_others_along() {
             _ => assert!(result.is_ok(), "{position}: {result:?}"),
         }
     }
-    // It is left alone for a while, instead of ending the next worker too.
+    // It is skipped for a while, instead of ending the next worker too.
     let started = stage.hardware.status().started;
     let error = stage.hardware.read(A).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerUnavailable);
@@ -286,7 +286,7 @@ async fn a_missing_driver_is_told_and_tried_again_only_when_asked() {
     let error = stage.hardware.driver().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::DriverNotLoaded);
     assert!(error.hint().unwrap().contains("modprobe nvidia"));
-    // Right after, the same answer without another start; and none without a call.
+    // Right after it, the same answer without another start; and no start without a call.
     assert_eq!(stage.hardware.read(A).await.unwrap_err().kind, ErrorKind::DriverNotLoaded);
     assert_eq!(stage.hardware.status().started, 1);
     assert_eq!(stage.hardware.status().failure.unwrap().kind, ErrorKind::DriverNotLoaded);
@@ -307,7 +307,7 @@ async fn a_worker_that_dies_at_start_is_an_error_and_not_a_loop() {
         assert_eq!(error.kind, ErrorKind::WorkerUnavailable, "{error}");
     }
     assert!(stage.hardware.status().started <= 3);
-    // A restart forgets the backoff.
+    // A restart resets the backoff.
     stage.behave("* * ok");
     stage.hardware.restart().await.unwrap();
     stage.hardware.read(A).await.unwrap();

@@ -1,5 +1,5 @@
-//! What must not be forgotten of MPS: who took which share of a target, and what an administrator made of
-//! a target above its rule. The compute mode that its GPU had before is with `shared_gpu`.
+//! Persistent state of MPS: the shares of targets, and an administrator's changes of a target that override its
+//! rule. The GPU's previous compute mode is recorded in `shared_gpu`.
 
 use gpush_api::{Actor, MpsSettings};
 use jiff::Timestamp;
@@ -11,7 +11,7 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// A process, told from one that gets its pid later by when it was started.
+/// A process, identified by pid and start time, because pids are reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessId {
     /// Pid.
@@ -20,39 +20,39 @@ pub struct ProcessId {
     pub start: u64,
 }
 
-/// A share that shall be recorded.
+/// A share to record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewMpsShare {
     /// GPU or MIG device by UUID.
     pub target: String,
-    /// Who takes it.
+    /// The holder.
     pub by: Actor,
-    /// What its clients may have.
+    /// The limits of its clients.
     pub settings: MpsSettings,
-    /// With whose end it ends.
+    /// The process whose end ends the share.
     pub process: Option<ProcessId>,
-    /// When it ends by itself.
+    /// When it expires.
     pub expires_at: Option<Timestamp>,
 }
 
-/// A share that somebody has.
+/// A recorded share.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MpsShare {
-    /// Its number, never given twice.
+    /// Its number, never used twice.
     pub id: u64,
     /// GPU or MIG device by UUID.
     pub target: String,
-    /// Who took it.
+    /// The holder.
     pub by: Actor,
-    /// What its clients may have.
+    /// The limits of its clients.
     pub settings: MpsSettings,
     /// When it was taken.
     pub created_at: Timestamp,
-    /// With whose end it ends.
+    /// The process whose end ends the share.
     pub process: Option<ProcessId>,
-    /// When it ends by itself, by the wall clock.
+    /// When it expires, by the system clock.
     pub expires_at: Option<Timestamp>,
-    /// Boot in which it was taken: its clients don't outlive it.
+    /// Boot on which it was taken: clients do not outlive a boot.
     pub boot_id: String,
 }
 
@@ -87,35 +87,35 @@ impl Record for MpsShare {
     }
 }
 
-/// Who stopped a daemon, and how long its clients may take to go.
+/// The stop of a daemon, with a deadline for its clients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MpsStopped {
-    /// Who.
+    /// The user who stopped it.
     pub by: Actor,
-    /// When clients that are still there are ended; never, unless somebody said so.
+    /// When the remaining clients are ended; `None` without a deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_at: Option<Timestamp>,
 }
 
-/// What was set in place of the settings of a rule.
+/// Settings that override those of a rule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MpsSet {
-    /// What was set.
+    /// The new settings.
     pub settings: MpsSettings,
-    /// What the rule said then: when it says something else, the rule is in force again.
+    /// The rule's settings at that time: if the rule changes, it is effective again.
     pub rule: MpsSettings,
 }
 
-/// What is on record of a target beside its shares.
+/// The record of a target, except its shares.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MpsTarget {
     /// GPU or MIG device by UUID.
     pub target: String,
-    /// That somebody stopped its daemon; it stays so until somebody starts it.
+    /// Set while its daemon is stopped on request, until a user starts it.
     pub stopped: Option<MpsStopped>,
-    /// What was set in place of the rule's settings.
+    /// Settings that override the rule's.
     pub set: Option<MpsSet>,
-    /// Boot on which an operation brought up the daemon of a full GPU. Recorded is the boot in which it is.
+    /// Boot on which an operation started the daemon of a whole GPU. The store records the current boot.
     pub in_force: Option<String>,
 }
 
@@ -136,7 +136,7 @@ impl Record for MpsTarget {
 }
 
 impl View<'_> {
-    /// Shares in the order in which they were taken, those past their time included.
+    /// Returns the shares in the order in which they were taken, including expired ones.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -144,7 +144,7 @@ impl View<'_> {
         record::select(self.connection, "ORDER BY id", [], self.sealed)
     }
 
-    /// What is on record of targets, by UUID.
+    /// Returns the records of targets, by UUID.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -173,7 +173,7 @@ impl Tx<'_> {
         Ok(taken)
     }
 
-    /// Ends a share; what it was. An ending: send it through [`crate::Store::write_ending`].
+    /// Ends a share and returns it. An ending: send it through [`crate::Store::write_ending`].
     ///
     /// # Errors
     /// When it can't be written.
@@ -187,7 +187,7 @@ impl Tx<'_> {
         Ok(old)
     }
 
-    /// Ends the shares of any boot but this one, and forgets what was in force on others.
+    /// Ends the shares of other boots, and deletes which daemons were started on them.
     ///
     /// # Errors
     /// When it can't be written.
@@ -205,7 +205,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Changes what is to be remembered of a target.
+    /// Changes the record of a target.
     ///
     /// # Errors
     /// When it can't be written.
@@ -219,8 +219,7 @@ impl Tx<'_> {
         self.set_mps_target(&change(known))
     }
 
-    /// Records what is to be remembered of a target, in place of what was; nothing of it any more, when it
-    /// says nothing.
+    /// Sets the record of a target, and deletes it if it is empty.
     ///
     /// # Errors
     /// When it can't be written.

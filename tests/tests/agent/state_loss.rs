@@ -1,5 +1,5 @@
-//! Loss of recorded state, seen from outside: whatever is missing of the state directory, gpushd reports it
-//! and changes no GPU on a guess.
+//! Loss of recorded state, seen from outside: if part of the state directory is missing, gpushd reports it and
+//! changes no GPU on a guess.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ fn health(agent: &Agent) -> Health {
     serde_json::from_value(agent.get("/v1/health").json()).expect("health")
 }
 
-/// Starts with an override whose layout GPU 0 has, and nothing running on it.
+/// Starts with an override whose layout GPU 0 has, and with no process on the GPU.
 fn overridden(host: &Host) {
     let agent = Agent::start(host, CONFIG);
     let complete = || health(&agent).layouts_at_start.is_some_and(|layouts| layouts.complete);
@@ -37,7 +37,7 @@ fn emptied_state_directory_holds_gpus_and_keeps_their_layout() {
     overridden(&host);
     fs::remove_dir_all(&state).expect("the state directory can be removed");
     host.start_trace();
-    // With auto_reconcile, an override that is not known would be replaced by the rule's layout.
+    // With auto_reconcile, gpushd would replace the layout of a forgotten override by the rule's layout.
     let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     agent.await_that("GPU 0 held", || agent.gpu(0).state == GpuState::Held);
     let health = health(&agent);

@@ -1,4 +1,4 @@
-//! gpushd under load: light reads besides heavy ones, memory after many requests, and random steps.
+//! gpushd under load: light reads during heavy ones, memory after many requests, and random steps.
 
 mod memory;
 mod steps;
@@ -18,7 +18,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Clients that ask for heavy answers without a pause.
+/// Clients that request heavy answers continuously.
 const HEAVY: usize = 50;
 
 /// Light reads that are timed.
@@ -29,7 +29,7 @@ fn percentile(times: &mut [Duration], of_hundred: usize) -> Duration {
     times[(times.len() - 1) * of_hundred / 100]
 }
 
-/// Times light reads while heavy requests come without end.
+/// Times light reads while heavy requests run continuously.
 fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
     let times = |path: &str| -> Vec<Duration> {
         let one = |_| {
@@ -51,7 +51,7 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
                 }
             });
         }
-        // Until every one of them has a request under way.
+        // Waits until every one of them has a request in flight.
         while answers.lock().expect("no thread panicked").len() < HEAVY {
             std::thread::yield_now();
         }
@@ -69,13 +69,13 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
          /v1/version {version:?}, /v1/health {health:?}, in calm {calm:?}",
         answers.len()
     );
-    // Behind the heavy ones a light read would take as long as they do.
+    // If a light read were queued behind the heavy ones, it would take as long as they do.
     assert!(version * 2 < usual, "{what}: /v1/version took {version:?}, a heavy answer {usual:?}");
     assert!(health < usual, "{what}: /v1/health took {health:?}, a heavy answer {usual:?}");
 }
 
 #[test]
-fn light_reads_go_on_beside_heavy_plans_and_lists() {
+fn light_reads_are_not_delayed_by_heavy_requests() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 16\nmig = true\n");
     let agent = Agent::start(&host, "");
     let body = json!({"gpus": ["all"], "layout": {"entries": ["1g.10gb*7"]}});
@@ -88,10 +88,10 @@ fn light_reads_go_on_beside_heavy_plans_and_lists() {
     under_load(&agent, "operations", || agent.get("/v1/operations").body.len());
 }
 
-/// One GPU's reading hangs, and six plans for it wait for it: whoever looks waits for none of them,
-/// the one who asked for the plans included.
+/// The reading of one GPU hangs, and six plans wait for it. No read waits for them, not even by the user who
+/// requested the plans.
 #[test]
-fn reads_go_on_beside_plans_for_a_gpu_that_hangs() {
+fn reads_are_not_delayed_by_plans_for_hung_gpu() {
     let host = Host::up("a30x4");
     let agent = Setup::on(&host).config("[driver]\nread_ms = 3000\n").start();
     agent.settle_reads();

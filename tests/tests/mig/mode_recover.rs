@@ -1,5 +1,5 @@
-//! Changes of MIG mode that gpushd was killed in, with no instance to tell how far they came: the next
-//! one ends them, and says truly how.
+//! Changes of MIG mode in which gpushd was killed, without instances that would show how far they came: the
+//! next agent finishes them, and reports the outcome correctly.
 
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -8,7 +8,7 @@ use gpush_tests::{
 };
 use serde_json::{Value, json};
 
-/// Asks for modes of GPUs, without instances, in an operation that the agent dies of.
+/// Requests MIG modes for GPUs, without instances, in an operation that kills the agent.
 fn begin(agent: &mut Agent, modes: &[(u32, bool)]) {
     let each: Vec<Value> = modes.iter().map(|&(gpu, mig)| json!({ "gpu": agent.gpu(gpu).uuid, "mig": mig })).collect();
     die_of(agent, &json!({ "layout": { "per_gpu": each } }));
@@ -27,7 +27,7 @@ fn die_of(agent: &mut Agent, body: &Value) {
     agent.wait();
 }
 
-/// The next agent, and what it made of the first operation.
+/// Starts the next agent and returns it with the first operation after recovery.
 fn next(host: &Host, config: &str) -> (Agent, Operation) {
     host.clear_faults();
     let agent = Agent::start(host, config);
@@ -40,7 +40,7 @@ fn modes(host: &Host, gpus: usize) -> Vec<bool> {
 }
 
 #[test]
-fn switching_mig_on_without_instances_is_carried_on() {
+fn enabling_mig_without_instances_is_resumed() {
     for model in ["a30-24", "h100-80-pcie"] {
         let host = Host::up(&format!("[[gpu]]\nmodel = \"{model}\"\ncount = 2\nmig = false\n"));
         host.fault("nvmlDeviceSetMigMode --kill before --parent --times 1");
@@ -53,7 +53,7 @@ fn switching_mig_on_without_instances_is_carried_on() {
 }
 
 #[test]
-fn one_that_had_failed_is_no_success_because_its_other_gpu_stands_as_planned() {
+fn failed_operation_stays_failed_if_other_gpu_is_done() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-pcie\"\ncount = 2\nmig = false\n");
     host.fault("nvmlDeviceSetMigMode --gpu 1 --rc IN_USE");
     host.fault("nvmlDeviceSetMigMode --gpu 0 --kill before --parent --after 1 --times 1");
@@ -66,7 +66,7 @@ fn one_that_had_failed_is_no_success_because_its_other_gpu_stands_as_planned() {
 }
 
 #[test]
-fn a_mode_that_was_switched_off_is_on_again_when_the_layout_from_before_is_said_to_stand() {
+fn rolled_back_mode_change_has_mig_on_again() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-pcie\"\ncount = 2\nmig = true\n");
     host.fault("nvmlDeviceSetMigMode --gpu 1 --rc IN_USE");
     host.fault("nvmlDeviceSetMigMode --gpu 0 --kill before --parent --after 1 --times 1");
@@ -78,7 +78,7 @@ fn a_mode_that_was_switched_off_is_on_again_when_the_layout_from_before_is_said_
 }
 
 #[test]
-fn gpus_without_mig_among_those_that_shall_be_whole_keep_nothing_from_its_end() {
+fn gpus_without_mig_do_not_block_recovery() {
     const WHOLE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n";
     let host = Host::up("mixed");
     for times in 0..2 {
@@ -94,7 +94,7 @@ fn gpus_without_mig_among_those_that_shall_be_whole_keep_nothing_from_its_end() 
 }
 
 #[test]
-fn what_is_reset_together_is_so_after_a_restart_too() {
+fn reset_group_is_kept_after_restart() {
     const GROUP: &str = "fabric_manager = false\n[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
     let host = Host::up(GROUP);
     host.fault("nvmlDeviceSetMigMode --kill after --parent --times 1");
@@ -102,7 +102,7 @@ fn what_is_reset_together_is_so_after_a_restart_too() {
     die_of(&mut agent, &json!({ "gpus": ["0"], "layout": { "entries": ["3g.40gb"] } }));
     let (_agent, ended) = next(&host, "");
     assert_eq!((ended.state, modes(&host, 3)), (OperationState::Done, vec![true, false, false]), "{ended:?}");
-    // And on the way back.
+    // And during rollback.
     let host = Host::up(GROUP);
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 2 --rc UNKNOWN");
     host.fault("nvmlGpuInstanceDestroy --kill before --parent --times 1");

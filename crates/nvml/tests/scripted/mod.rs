@@ -1,5 +1,5 @@
-//! The worker's side of the supervisor's tests: this test program, started with `--ignored --exact
-//! scripted::worker`, which takes the socket from standard input as the real worker does.
+//! The worker of the supervisor's tests: this test program, started with `--ignored --exact scripted::worker`.
+//! It takes the socket from standard input, as the real worker does.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! What the tests of the store have in common: records to write, and a look at everything in it.
+//! Records to write, and a dump of the store, for all tests of the store.
 
 #![allow(dead_code, reason = "each test program uses its part of it")]
 
@@ -19,7 +19,7 @@ pub(crate) fn actor(uid: u32) -> Actor {
     Actor { uid, user: Some(format!("user{uid}")), pid: Some(4000 + uid) }
 }
 
-/// A lease of a user: a quarter of an MPS target, in two members so that the row has a list.
+/// Returns a lease of a user: a quarter of an MPS target, in two members so that the row has a list.
 pub(crate) fn new_lease(uid: u32) -> NewLease {
     NewLease {
         holder: LeaseHolder { uid, user: Some(format!("user{uid}")) },
@@ -55,7 +55,7 @@ pub(crate) fn share_of(target: &str, uid: u32) -> NewMpsShare {
     }
 }
 
-/// An intent of a real shape: one GPU with seven instances before.
+/// Returns a realistic intent: one GPU with seven previous instances.
 pub(crate) fn intent(mark: u64) -> Intent {
     let instance = |id: u32| GpuInstance {
         id,
@@ -138,7 +138,7 @@ pub(crate) fn lost(notes: &[Note]) -> Option<&gpush_store::Lost> {
     notes.iter().find_map(|note| if let Note::Lost(lost) = note { Some(lost) } else { None })
 }
 
-/// Everything that the store holds, as text.
+/// Returns everything in the store as text.
 pub(crate) fn everything(view: &View<'_>) -> Result<String, StoreError> {
     let mut text = String::new();
     for operation in view.operations()? {

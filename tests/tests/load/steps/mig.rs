@@ -23,7 +23,7 @@ fn layout(dice: &mut Dice) -> &'static [&'static str] {
     LAYOUTS[dice.below(LAYOUTS.len())]
 }
 
-/// Profiles of a layout, sorted.
+/// Returns the profiles of a layout, sorted.
 fn profiles(layout: &[&str]) -> Vec<String> {
     let mut all = Vec::new();
     for entry in layout {
@@ -35,7 +35,7 @@ fn profiles(layout: &[&str]) -> Vec<String> {
     all
 }
 
-/// Profiles of what a GPU holds, sorted.
+/// Returns the profiles of a GPU's instances, sorted.
 fn held_profiles(instances: &[String]) -> Vec<String> {
     let mut all: Vec<String> =
         instances.iter().map(|one| one.split('@').next().unwrap_or_default().to_owned()).collect();
@@ -43,7 +43,7 @@ fn held_profiles(instances: &[String]) -> Vec<String> {
     all
 }
 
-/// Compares the record of an operation with what the GPUs hold, and notes that.
+/// Compares the record of an operation with the GPUs' instances, and updates the model.
 fn judge(world: &mut World, operation: &Operation, gpus: &[usize], layout: &[&str]) {
     for gpu in gpus.iter().copied() {
         let now = truth(&world.host, gpu);
@@ -63,7 +63,7 @@ fn judge(world: &mut World, operation: &Operation, gpus: &[usize], layout: &[&st
     world.count(format!("operation {:?}", operation.state));
 }
 
-/// A refusal is allowed only for instances in use.
+/// Checks a refusal: it is allowed only because of instances in use.
 fn refused(world: &mut World, gpus: &[usize], error: &ApiError) {
     let in_use = gpus.iter().any(|gpu| !world.cuts[*gpu].held.is_empty());
     if error.code != Code::Blocked || !in_use {

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::world::{Share, World, kill, sleeper};
 
-/// Shares of one target at once.
+/// Maximum number of shares of one target.
 const MOST: usize = 4;
 
 fn grant(world: &mut World, dice: &mut Dice, bound: bool) -> bool {
@@ -43,7 +43,7 @@ pub(super) fn take_for_process(world: &mut World, dice: &mut Dice) -> bool {
 pub(super) fn end_process(world: &mut World, dice: &mut Dice) -> bool {
     let (_, target) = world.target(dice);
     let Some(at) = target.shares.iter().position(|share| share.process.is_some()) else { return false };
-    // Its drop ends the process.
+    // Dropping it ends the process.
     drop(target.shares.remove(at));
     true
 }
@@ -87,7 +87,7 @@ pub(super) fn end_client(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-/// Waits until gpushd knows the clients as they are.
+/// Waits until gpushd reports the clients of the model.
 fn wait_for_clients(world: &World, name: &'static str) {
     let (count, stopped) = (world.targets[name].clients.len(), world.targets[name].stopped);
     if !stopped {
@@ -95,7 +95,7 @@ fn wait_for_clients(world: &World, name: &'static str) {
     }
 }
 
-/// Stops or restarts a target without force: refused while it is used.
+/// Stops or restarts a target without force, which must fail while it is in use.
 fn unforced(world: &mut World, dice: &mut Dice, verb: &str) -> Option<&'static str> {
     let (name, target) = world.target(dice);
     if target.stopped {
@@ -133,7 +133,7 @@ pub(super) fn restart(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-/// A target whose daemon was stopped: its clients have ended, its shares have not.
+/// Updates the model of a target whose daemon was stopped: its clients have ended, its shares have not.
 fn stopped(world: &mut World, name: &'static str) {
     reaches(world.agent(), name, MpsState::Stopped);
     let target = world.targets.get_mut(name).expect("a target");
