@@ -80,6 +80,7 @@ pub(crate) fn event(what: &mut Happening, viewer: Viewer) {
         | Happening::Driver(_)
         | Happening::Xid(_)
         | Happening::Mps(_)
+        | Happening::Lease(_)
         | Happening::Stray(_)
         | Happening::Resync(_) => {}
     }

@@ -13,6 +13,7 @@ use crate::{
     error::ApiError,
     gpu::{GpuState, Placement},
     health::Driver,
+    lease::{EndReason, LeaseHolder, LeaseId, LeaseKind, LeaseState},
     mps::MpsState,
     operation::{Actor, OperationSummary, StepState},
     timeslice::TimesliceView,
@@ -50,6 +51,8 @@ pub enum Happening {
     Xid(Xid),
     /// An MPS daemon is in another state.
     Mps(Box<MpsChange>),
+    /// A lease changed its state, its end, or was revoked with notice.
+    Lease(Box<LeaseChange>),
     /// Something was done about a process that belongs to nobody who was given a share.
     Stray(Box<StrayChange>),
     /// Somebody changed something else that the agent keeps.
@@ -75,6 +78,8 @@ pub enum EventKind {
     Xid,
     /// [`MpsChange`].
     Mps,
+    /// [`LeaseChange`].
+    Lease,
     /// [`StrayChange`].
     Stray,
     /// [`Change`].
@@ -85,13 +90,14 @@ pub enum EventKind {
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Operation,
         Self::Gpu,
         Self::Config,
         Self::Driver,
         Self::Xid,
         Self::Mps,
+        Self::Lease,
         Self::Stray,
         Self::Change,
         Self::Resync,
@@ -107,6 +113,7 @@ impl EventKind {
             Self::Driver => "driver",
             Self::Xid => "xid",
             Self::Mps => "mps",
+            Self::Lease => "lease",
             Self::Stray => "stray",
             Self::Change => "change",
             Self::Resync => "resync",
@@ -125,6 +132,7 @@ impl Happening {
             Self::Driver(_) => EventKind::Driver,
             Self::Xid(_) => EventKind::Xid,
             Self::Mps(_) => EventKind::Mps,
+            Self::Lease(_) => EventKind::Lease,
             Self::Stray(_) => EventKind::Stray,
             Self::Change(_) => EventKind::Change,
             Self::Resync(_) => EventKind::Resync,
@@ -228,6 +236,38 @@ pub struct MpsChange {
     pub state: MpsState,
     /// Why.
     pub reasons: Vec<String>,
+}
+
+/// A lease as it is now. Every user may read it, so it names no process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LeaseChange {
+    /// `L17`.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub lease: LeaseId,
+    /// The user who is admitted.
+    pub holder: LeaseHolder,
+    /// How it shares GPUs.
+    pub share: LeaseKind,
+    /// State.
+    pub state: LeaseState,
+    /// Why it ends or ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<EndReason>,
+    /// UUIDs of its targets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub targets: Vec<String>,
+    /// UUIDs of the GPUs that have them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub uuids: Vec<String>,
+    /// When it expires.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub expires_at: Option<Timestamp>,
+    /// When gpushd ends its processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub processes_end_at: Option<Timestamp>,
 }
 
 /// What was done about a stray: the audit trail has it too. Who it is, for its owner and admins.

@@ -30,8 +30,8 @@ pub use compute::{ComputeMode, TimesliceLevel};
 pub use device::{DeviceGrant, DeviceUse, MigDevice};
 pub use error::{ApiError, Code, STOPPING};
 pub use event::{
-    Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen, MpsChange,
-    OperationChange, Resync, ResyncReason, StrayChange, StrayStep, Xid,
+    Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen, LeaseChange,
+    MpsChange, OperationChange, Resync, ResyncReason, StrayChange, StrayStep, Xid,
 };
 pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,

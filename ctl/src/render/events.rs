@@ -3,7 +3,7 @@
 use anstyle::Style;
 use gpush_api::{
     Actor, ConfigChange, DriverChange, Event, Gpu, GpuAspect, GpuChange, GpuState, Happening, InstanceSeen,
-    OperationChange, OperationState, ResyncReason, StrayChange,
+    LeaseChange, LeaseState, OperationChange, OperationState, ResyncReason, StrayChange,
 };
 use gpush_client::Told;
 use jiff::Timestamp;
@@ -48,6 +48,7 @@ pub(crate) fn is_step(told: &Told) -> bool {
         | Happening::Driver(_)
         | Happening::Xid(_)
         | Happening::Mps(_)
+        | Happening::Lease(_)
         | Happening::Stray(_)
         | Happening::Change(_)
         | Happening::Resync(_) => false,
@@ -116,6 +117,7 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Look) -> (String, (&'static str, 
             let why = change.reasons.iter().map(|reason| format!("; {reason}")).collect::<String>();
             (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
         }
+        Happening::Lease(change) => (change.lease.to_string(), lease_state(change), of_lease(change)),
         Happening::Stray(change) => (format!("GPU {}", change.gpu), ("stray", NOTE), of_stray(change)),
         Happening::Change(change) => {
             let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
@@ -177,6 +179,18 @@ fn of_operation(change: &OperationChange) -> String {
         Some(error) => format!("{whose}: {}", error.message),
         None => whose,
     }
+}
+
+/// The state of a lease with its style.
+fn lease_state(change: &LeaseChange) -> (&'static str, Style) {
+    (change.state.name(), if change.state == LeaseState::Active { PLAIN } else { NOTE })
+}
+
+/// What a lease is now: kind, holder, reason of its end.
+fn of_lease(change: &LeaseChange) -> String {
+    let holder = change.holder.user.clone().unwrap_or_else(|| format!("uid {}", change.holder.uid));
+    let reason = change.reason.map_or_else(String::new, |reason| format!(": {}", reason.name().replace('_', " ")));
+    format!("lease of kind {} for {holder}{reason}", change.share)
 }
 
 /// `alice 4711 python train.py was asked to end: it computes past MPS`.

@@ -123,6 +123,7 @@ pub fn state(event: &Event) -> Option<(&str, OperationState)> {
         | Happening::Driver(_)
         | Happening::Xid(_)
         | Happening::Mps(_)
+        | Happening::Lease(_)
         | Happening::Stray(_)
         | Happening::Change(_)
         | Happening::Resync(_) => None,

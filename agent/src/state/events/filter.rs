@@ -27,6 +27,7 @@ fn about(what: &Happening) -> &[String] {
         Happening::Gpu(change) => std::slice::from_ref(&change.uuid),
         Happening::Xid(xid) => std::slice::from_ref(&xid.uuid),
         Happening::Mps(change) => std::slice::from_ref(&change.gpu_uuid),
+        Happening::Lease(change) => &change.uuids,
         Happening::Stray(change) => std::slice::from_ref(&change.uuid),
         Happening::Change(change) => &change.uuids,
         Happening::Config(_) | Happening::Driver(_) | Happening::Resync(_) => &[],
