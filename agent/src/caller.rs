@@ -1,13 +1,13 @@
-//! Who calls, what that makes them, and what they may see.
+//! Callers: their identity, their rights, and what they may see.
 //!
 //! | caller | sees | may change |
 //! |---|---|---|
 //! | root, the user that gpushd runs as, members of the admin groups | everything | everything |
-//! | any other user who may connect | GPUs, instances, plans; processes of their own in full | nothing |
+//! | any other user with access to the socket | GPUs, instances, plans; processes of their own in full | nothing |
 //!
 //! The kernel identifies the caller, and the config names the admin groups. A caller in another pid or user namespace
-//! is no administrator: root of a container may take any user id and group id there. What is shown depends on the
-//! [`Viewer`] alone.
+//! is not an administrator: root of a container can use any user id and group id. What is shown depends only on the
+//! [`Viewer`].
 
 use gpush_api::{Actor, ApiError, Code};
 use gpush_core::config::Access;

@@ -53,7 +53,7 @@ fn commands<'a>(host: &'a Host, agent: &'a Agent) -> Vec<Command<'a>> {
     vec![
         ("status", Box::new(move |_| ctl(&["status"]))),
         ("mps set 0", Box::new(move |round| ctl(&["mps", "set", "0", "--percentage", &(50 + round).to_string()]))),
-        ("mps env 0", Box::new(move |_| ctl(&["mps", "env", "0", "--percentage", "1", "--for", "1h"]))),
+        ("lease request", Box::new(move |_| ctl(&["lease", "request", "--mps", "1", "-g", "0", "--for", "1h"]))),
         ("mps show 0", Box::new(move |_| ctl(&["mps", "show", "0"]))),
         (
             "mps stop and start 0",

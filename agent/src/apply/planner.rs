@@ -127,7 +127,7 @@ impl Planner {
             // A refused plan does not show what it would take away. So the request is also planned as if the GPU
             // were idle.
             let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
-            needs.insert(plan.uuid.clone(), Need::Lane(mps::taken_away(&self.mps, gpu, plan)));
+            needs.insert(plan.uuid.clone(), Need::Lane(mps::taken_away(gpu, plan)));
         }
         Ok(needs)
     }
@@ -156,7 +156,10 @@ impl Planner {
     /// asked now.
     pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<String>) -> Result<Vec<Gpu>, ApiError> {
         let observed = self.mig.driver.readings.host().await?;
-        Ok(observed.gpus_for_plans(viewer, &mps::idle(&self.mps, asked).await))
+        let mut gpus = observed.gpus_for_plans(viewer, &mps::idle(&self.mps, asked).await);
+        // After the daemons were asked: a lease that was granted meanwhile counts.
+        self.mig.state.leases().mark_in_use(&mut gpus);
+        Ok(gpus)
     }
 
     /// Returns the same with these readings in place of older ones. It waits for no other GPU.
@@ -168,7 +171,9 @@ impl Planner {
             self.mig.driver.readings.host().await?;
         }
         let asked = readings.iter().map(|reading| reading.identity.uuid.clone()).collect();
-        Ok(self.mig.state.with(readings).gpus_for_plans(viewer, &mps::idle(&self.mps, &asked).await))
+        let mut gpus = self.mig.state.with(readings).gpus_for_plans(viewer, &mps::idle(&self.mps, &asked).await);
+        self.mig.state.leases().mark_in_use(&mut gpus);
+        Ok(gpus)
     }
 }
 
@@ -180,7 +185,7 @@ pub(crate) fn add_progress(queue: &OperationQueue, operations: &Operations, host
     let Some(reason) = changing.and_then(|at| gpu.reasons.get_mut(at)) else { return };
     let Some(progress) = operations.progress(&gpu.uuid) else { return };
     *reason += &if progress.rolling_back {
-        ": its steps are being taken back".to_owned()
+        ": its steps are being rolled back".to_owned()
     } else {
         format!(": {} of {} steps are done", progress.done, progress.total)
     };

@@ -1,4 +1,4 @@
-//! Overrides on record: made with the end of an operation, cleared, expired. [`crate::state`] has those in force.
+//! Recorded overrides: set at the end of an operation, cleared, expired. [`crate::state`] has the active ones.
 //!
 //! | file | subject |
 //! |---|---|
@@ -22,7 +22,7 @@ use crate::{
     state::{State, overridden, redact},
 };
 
-/// All overrides in force, as `viewer` may see them; `gpus` are those that the driver lists.
+/// Returns all active overrides, as `viewer` may see them; `gpus` are those that the driver lists.
 pub(crate) fn all(state: &State, gpus: &[Gpu], viewer: Viewer) -> Vec<gpush_api::Override> {
     let index = |uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
     let shown = |one: gpush_store::Override| {

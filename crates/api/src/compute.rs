@@ -158,7 +158,7 @@ mod tests {
         let error = "shared".parse::<ComputeMode>().unwrap_err().to_string();
         assert_eq!(
             error,
-            "`shared` is no compute mode; known: DEFAULT, EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS"
+            "`shared` is not a compute mode; known: DEFAULT, EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS"
         );
     }
 

@@ -24,6 +24,7 @@ pub mod refusal;
 pub mod step;
 pub mod text;
 pub mod timeslice;
+mod timestamp;
 
 pub use audit::AuditRecord;
 pub use compute::{ComputeMode, TimesliceLevel};
@@ -35,7 +36,7 @@ pub use event::{
 };
 pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,
-    Mig, NvLink, Placement, Process, ProcessKind, USERS_UNKNOWN,
+    Mig, NvLink, Placement, Process, ProcessKind, Sensors, USERS_UNKNOWN,
 };
 pub use health::{
     Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,

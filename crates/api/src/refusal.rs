@@ -23,7 +23,9 @@ pub struct Blocker {
     pub compute_profile: Option<String>,
     /// Placement of the GPU instance.
     pub placement: Placement,
-    /// Processes in it, as far as the caller may see them.
+    /// Processes in it, as far as the caller may see them. A lease without processes has no pid, and its words as the
+    /// command.
+    #[serde(rename = "processes")]
     pub holders: Vec<Process>,
     /// Leases on its MIG devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -62,7 +64,8 @@ pub enum Refusal {
     TooMany {
         /// Profile.
         profile: String,
-        /// Wanted.
+        /// Requested.
+        #[serde(rename = "requested")]
         wanted: u32,
         /// Most that fit on an empty GPU.
         most: u32,
@@ -71,7 +74,8 @@ pub enum Refusal {
     TooManySlices {
         /// `memory` or `compute`.
         kind: String,
-        /// Wanted.
+        /// Requested.
+        #[serde(rename = "requested")]
         wanted: u32,
         /// There are.
         have: u32,
@@ -80,7 +84,8 @@ pub enum Refusal {
     NoEngine {
         /// `decoder`, `jpeg`, `ofa` …
         engine: String,
-        /// Wanted.
+        /// Requested.
+        #[serde(rename = "requested")]
         wanted: u32,
         /// There are.
         have: u32,
@@ -95,6 +100,7 @@ pub enum Refusal {
         /// GPU instance profile.
         profile: String,
         /// Compute instance entries.
+        #[serde(rename = "entries")]
         compute: Vec<String>,
     },
     /// Instances in use are in the way.

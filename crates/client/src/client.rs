@@ -371,6 +371,24 @@ impl Client {
         self.post(path, body, Some(uuid::Uuid::new_v4().to_string())).await
     }
 
+    /// A change whose answer may take until `deadline`. It is not reported as slow: the caller waits for it.
+    pub(crate) async fn change_within<B: Serialize, T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        body: &B,
+        deadline: Duration,
+    ) -> Result<T, Error> {
+        let body = Bytes::from(json(body)?);
+        let question = Question { method: "POST", path, body, key: Some(uuid::Uuid::new_v4().to_string()) };
+        let answer = self.wire.ask(&question, deadline).await?;
+        self.decode(&question, &answer).await
+    }
+
+    /// The time that an answer may take.
+    pub(crate) fn patience(&self) -> Duration {
+        self.deadline
+    }
+
     /// Sends a deletion under a new idempotency key.
     pub(crate) async fn delete<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
         let key = Some(uuid::Uuid::new_v4().to_string());
@@ -385,11 +403,7 @@ impl Client {
         body: &B,
         key: Option<String>,
     ) -> Result<T, Error> {
-        let body = serde_json::to_vec(body).map_err(|e| {
-            let error = ApiError::new(Code::Internal, "the request can't be written as JSON");
-            Error::new(Kind::Connect, error.cause(e.to_string()))
-        })?;
-        let question = Question { method: "POST", path, body: Bytes::from(body), key };
+        let question = Question { method: "POST", path, body: Bytes::from(json(body)?), key };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }
@@ -429,6 +443,13 @@ impl Client {
         error.error.causes.push(cause);
         error
     }
+}
+
+fn json<B: Serialize>(body: &B) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(body).map_err(|e| {
+        let error = ApiError::new(Code::Internal, "the request can't be written as JSON");
+        Error::new(Kind::Connect, error.cause(e.to_string()))
+    })
 }
 
 const SAME_VERSION: &str = "install the same version of gpushd and gpushctl, then `systemctl restart gpushd`";

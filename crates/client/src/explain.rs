@@ -142,11 +142,10 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
         }
         (Found::ClosedDirectory(directory, access), _) => denied(facts, Some(directory), access, 0o010, 0o001),
         (Found::Socket(access), io::ErrorKind::PermissionDenied) => denied(facts, None, access, 0o020, 0o002),
-        (Found::Socket(_), io::ErrorKind::ConnectionRefused) => ApiError::new(
-            Code::Unreachable,
-            format!("gpushd is not running: nobody listens on {path}, which a former one left behind"),
-        )
-        .hint(start(facts)),
+        (Found::Socket(_), io::ErrorKind::ConnectionRefused) => {
+            ApiError::new(Code::Unreachable, format!("gpushd is not running: {path} is left from a previous gpushd"))
+                .hint(start(facts))
+        }
         (Found::Socket(_), io::ErrorKind::WouldBlock) => ApiError::new(
             Code::Unreachable,
             format!("gpushd accepts no connection on {path} now: too many are waiting"),

@@ -11,6 +11,7 @@ mod client;
 mod error;
 mod events;
 pub mod explain;
+mod leases;
 mod mps;
 mod socket;
 mod wire;

@@ -81,6 +81,8 @@ impl<'a> Question<'a> {
     fn where_it_shows(&self) -> &'static str {
         if self.path.starts_with("/v1/mps/") {
             "`gpushctl mps list`, `gpushctl mps show TARGET`"
+        } else if self.path.starts_with("/v1/leases") {
+            "`gpushctl lease list`"
         } else {
             "`gpushctl operation list`, `gpushctl status`"
         }

@@ -3,52 +3,13 @@
 //! Helpers outside `#[test]` functions may panic too: that is how a test fails.
 #![allow(clippy::unwrap_used)]
 
-use std::{
-    convert::Infallible,
-    path::Path,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+mod served;
+
+use std::time::Duration;
 
 use gpush_api::{MpsEndRequest, MpsSetRequest, MpsShareRequest};
 use gpush_client::{Client, Kind, Origin, Socket};
-use http_body_util::{BodyExt, Full};
-use hyper::{Request, Response, body::Bytes, body::Incoming, service::service_fn};
-use hyper_util::rt::TokioIo;
-use tokio::net::UnixListener;
-
-/// `METHOD path body`, and the key.
-type Asked = Arc<Mutex<Vec<(String, Option<String>)>>>;
-
-/// Starts an agent that answers 404 and records the requests.
-fn serve(path: &Path) -> Asked {
-    let listener = UnixListener::bind(path).unwrap();
-    let asked = Asked::default();
-    let all = Arc::clone(&asked);
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            let all = Arc::clone(&all);
-            tokio::spawn(async move {
-                let service = service_fn(move |request: Request<Incoming>| {
-                    let all = Arc::clone(&all);
-                    async move {
-                        let key = request.headers().get("idempotency-key").map(|key| key.to_str().unwrap().to_owned());
-                        let head = format!("{} {}", request.method(), request.uri().path_and_query().unwrap());
-                        let body = request.into_body().collect().await.unwrap().to_bytes();
-                        let line = format!("{head} {}", String::from_utf8_lossy(&body));
-                        all.lock().unwrap().push((line.trim_end().to_owned(), key));
-                        let error = r#"{"code":"not_found","message":"no MPS here"}"#;
-                        let answer = Response::builder().status(404).body(Full::new(Bytes::from(error)));
-                        Ok::<_, Infallible>(answer.unwrap())
-                    }
-                });
-                drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
-            });
-        }
-    });
-    asked
-}
+use served::serve;
 
 #[tokio::test]
 async fn targets_are_escaped_and_changes_have_keys() {

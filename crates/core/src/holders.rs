@@ -1,24 +1,24 @@
-//! Who stands in the way of a reset: processes that have a GPU open, judged and put into words.
+//! Processes that block a reset because they have a GPU open: classification and messages.
 //!
-//! A service that the config lets gpushd stop is no obstacle. Any other holder is, and is named with
-//! what to do about it, which differs: a monitor is stopped lightly, a kubelet is not.
+//! A service that the config permits gpushd to stop does not block. Any other holder does, and the message
+//! names it with a remedy, which differs: stopping a monitor is harmless, stopping a kubelet is not.
 
 use gpush_api::{ApiError, Code, Holder, LeaseUse};
 
 use crate::lease::usage;
 
-/// What to do about a service that holds a GPU.
+/// The remedy for a service that holds a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It may be stopped for a moment and started again.
+    /// It may be stopped and started again.
     Stop,
-    /// It runs other people's work.
+    /// It runs other users' work.
     Drain,
     /// It is the host's display.
     Display,
 }
 
-/// Services that are known to keep GPUs open.
+/// Services known to keep GPUs open.
 const KNOWN: &[(&str, Way)] = &[
     ("nvidia-dcgm", Way::Stop),
     ("dcgm", Way::Stop),
@@ -40,17 +40,17 @@ const KNOWN: &[(&str, Way)] = &[
     ("xdm", Way::Display),
 ];
 
-/// The service that looks after a host's NVSwitches. It has part in resets: it is not in their way.
+/// The service that manages a host's NVSwitches. It takes part in resets and does not block them.
 pub const FABRIC_MANAGER: &str = "nvidia-fabricmanager";
 
-/// Those that stay in the way when `stopped` services are stopped.
+/// Returns the holders that still block when `stopped` services are stopped.
 #[must_use]
 pub fn obstacles(found: Vec<Holder>, stopped: &[String]) -> Vec<Holder> {
     let stopped = |holder: &Holder| holder.service.as_deref().is_some_and(|service| names(stopped, service));
     found.into_iter().filter(|holder| !stopped(holder) && !is_fabric_manager(holder)).collect()
 }
 
-/// Whether a list of services, as a config has them, names one.
+/// Returns whether a list of services, as in a config, contains one.
 #[must_use]
 pub fn names(services: &[String], service: &str) -> bool {
     services.iter().any(|name| name.strip_suffix(".service").unwrap_or(name) == service)
@@ -60,8 +60,8 @@ fn is_fabric_manager(holder: &Holder) -> bool {
     holder.uid == Some(0) && holder.service.as_deref() == Some(FABRIC_MANAGER)
 }
 
-/// The refusal of a change of MIG mode that these processes and leases block. `gpu` is how the sentence
-/// names the GPU.
+/// Returns the error for a change of MIG mode that these processes and leases block. `gpu` is the GPU's name in the
+/// sentence.
 #[must_use]
 pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
     let mut error = ApiError::new(Code::Blocked, format!("MIG mode of {gpu} can't be changed while it is in use"));
@@ -97,6 +97,10 @@ pub fn words(holder: &Holder) -> String {
     let devices = (!holder.devices.is_empty()).then(|| holder.devices.join(" "));
     let parts = [holder.user.clone(), holder.command.clone(), service, devices];
     let about: Vec<String> = parts.into_iter().flatten().collect();
+    // A lease without processes has no pid, and its words as the command.
+    if let (None, Some(lease)) = (holder.pid, &holder.command) {
+        return lease.clone();
+    }
     let who = holder.pid.map_or_else(|| "a process".to_owned(), |pid| format!("pid {pid}"));
     if about.is_empty() { who } else { format!("{who} ({})", about.join(", ")) }
 }

@@ -1,10 +1,15 @@
 //! What each sharing mechanism keeps apart.
 //!
-//! One sentence for each rule, which `gpushctl config check` prints. Sources: NVIDIA's MIG user guide ("Partitioning",
+//! One sentence for each rule, which `gpushctl config check` prints, and [`TABLE`], which `gpushctl explain isolation` and
+//! docs/isolation.md show. Sources: NVIDIA's MIG user guide ("Partitioning",
 //! "Compute Instances"), the Multi-Process Service documentation ("Memory Protection", "Error Containment"), and the
 //! documentation of time-slicing in NVIDIA's device plugin for Kubernetes.
 
 use gpush_api::{ConfigView, LeaseRequirement, Mode, RuleView};
+
+mod table;
+
+pub use table::{Aspect, Cell, MECHANISMS, Mechanism, SOURCES, Source, TABLE, markdown};
 
 /// Returns what the mechanism of a rule of `config` keeps apart, and what it does not, as one sentence.
 #[must_use]

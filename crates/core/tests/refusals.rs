@@ -1,4 +1,4 @@
-//! Every refusal, from the layout that provokes it to the words that people read.
+//! Every refusal, from the layout that causes it to the message.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -18,7 +18,7 @@ fn refuse(key: &str, layout: &str) -> Refusal {
     Target::resolve(&geometry(key), &Layout::parse(layout).unwrap()).unwrap_err()
 }
 
-/// `3g.40gb@4` with one compute instance that takes all of it.
+/// Returns `3g.40gb@4` with one compute instance for the whole.
 fn instance(geometry: &Geometry, id: u32, entry: &str) -> GpuInstance {
     let (name, start) = entry.split_once('@').unwrap();
     let profile = geometry.named(name).unwrap();

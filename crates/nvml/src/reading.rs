@@ -1,6 +1,6 @@
 //! Readings of a GPU from the driver: everything in [`gpush_api::Gpu`] except policy.
 
-use gpush_api::{Architecture, ComputeMode, Memory, Mig, NvLink, Process};
+use gpush_api::{Architecture, ComputeMode, Memory, Mig, NvLink, Process, Sensors};
 use serde::{Deserialize, Serialize};
 
 use crate::error::DriverError;
@@ -58,6 +58,9 @@ pub struct Reading {
     /// Peers of its NVLink ports; `None` if none has a peer, or the driver does not report them.
     #[serde(default)]
     pub nvlink: Option<NvLink>,
+    /// Utilization, temperature, power and ECC errors.
+    #[serde(default)]
+    pub sensors: Sensors,
     /// Processes on the whole GPU, with pid, kind and memory only.
     pub processes: Vec<Process>,
     /// Whether all process lists could be read. If false, a GPU without listed processes may still be in use;

@@ -47,7 +47,7 @@ pub fn main() -> ExitCode {
         Ok(socket) => run(socket),
         Err(error) => {
             eprintln!("driver-worker: standard input is not the agent's socket: {error}");
-            eprintln!("driver-worker: it is started by gpushd, not by hand");
+            eprintln!("driver-worker: only gpushd starts it");
             ExitCode::from(2)
         }
     }

@@ -20,7 +20,7 @@ const EACH: usize = 200;
 fn intent() -> Intent {
     let mig = Mig {
         enabled: true,
-        pending: true,
+        reset_pending: false,
         memory_slices: 8,
         compute_slices: 7,
         instances: Vec::new(),

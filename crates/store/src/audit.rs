@@ -1,9 +1,9 @@
 //! The audit trail: one record for each mutation, in the transaction of the mutation itself. Records never
 //! change; the oldest are deleted by number and age.
 //!
-//! Any user can take and release shares, or be refused as an administrator, without limit. So both kinds of
-//! records have a budget per user: they replace older ones of the same user and action, and never a record of
-//! an administrator's action.
+//! Every user may request and release leases, and be refused as an administrator, as often as they like. So records of
+//! both have a budget per user: they replace older ones of the same user and subject, and never a record of what an
+//! administrator did.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -16,14 +16,14 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// Action of records that unprivileged users can create.
-pub(crate) const SHARE: &str = "mps.share";
+/// Actions of records about leases, as a pattern: users make them who may do nothing else.
+pub(crate) const LEASES: &str = "lease.*";
 
 /// Action of records of users who tried to administer and were refused.
 pub const DENIED: &str = "access.denied";
 
-/// Actions whose records have a budget per user.
-const BY_USERS: [&str; 2] = [SHARE, DENIED];
+/// Patterns of the actions whose records have a budget per user.
+const BY_USERS: [&str; 2] = [LEASES, DENIED];
 
 /// A record to add.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,7 +36,7 @@ pub struct NewAudit {
     pub object: String,
     /// The outcome: `accepted`, `done`, `refused`.
     pub result: String,
-    /// Other data. A list `gpus`, whose objects each have a `gpu`, names the GPUs of an operation: a search for
+    /// Other data. A list `gpus`, whose objects each have a `gpu_uuid`, names the GPUs of an operation: a search for
     /// one of them finds all records of the operation.
     pub detail: Value,
 }
@@ -69,8 +69,8 @@ pub struct AuditQuery {
     pub limit: usize,
     /// Select the last records, not the first.
     pub latest: bool,
-    /// Only records about one of these objects: their object, the target of a share, a GPU of an operation, or
-    /// the acting user. Empty selects all records.
+    /// Only records about one of these objects: their object, a GPU of an operation or lease,
+    /// or the user who acted. All records when empty.
     pub objects: Vec<String>,
     /// Only records from this time or later, by the system clock.
     pub since: Option<Timestamp>,
@@ -115,9 +115,8 @@ impl View<'_> {
         let concerned = format!(
             "SELECT told.object FROM audit AS told, \
              json_each(iif(json_valid(told.detail), told.detail, '{{}}'), '$.gpus') AS gpu \
-             WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu', NULL) IN {wanted}"
+             WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu_uuid', NULL) IN {wanted}"
         );
-        // The object of a share's record is the share's id; its target is in the detail.
         let detail = "iif(json_valid(audit.detail), audit.detail, '{}')";
         let user = "iif(json_valid(audit.actor), audit.actor, '{}') ->> 'user'";
         let rest = format!(
@@ -166,16 +165,15 @@ impl Tx<'_> {
         let mut pruned = 0;
         for action in BY_USERS {
             pruned += self.prune_users(action, bounds)?;
-            pruned += self.prune_audit_of("action = ?1", action, bounds.audit_shares, bounds)?;
+            pruned += self.prune_audit_of("action GLOB ?1", action, bounds.audit_shares, bounds)?;
         }
-        let others = "action NOT IN (SELECT value FROM json_each(?1))";
+        let others = "NOT EXISTS (SELECT 1 FROM json_each(?1) AS pattern WHERE action GLOB pattern.value)";
         let by_users = serde_json::Value::from(BY_USERS.to_vec()).to_string();
         Ok(pruned + self.prune_audit_of(others, &by_users, bounds.audit_most, bounds)?)
     }
 
-    /// Deletes the oldest records of an action beyond each user's budget. If there are still too many in total,
-    /// it deletes those of the users with the most records first. The user is the caller, or the owner of the
-    /// share.
+    /// Deletes the oldest records of an action beyond each user's budget; then, where those of all users are too
+    /// many, first those of the users with most of them. The user is the one who asked, or whose lease it was.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         // Damaged JSON must not abort it: every record is checked by its seal when it is read.
@@ -183,7 +181,7 @@ impl Tx<'_> {
         let user = format!("coalesce({}, {}, -1)", field("actor", "$.uid"), field("detail", "$.uid"));
         let ranked = format!(
             "SELECT sequence, row_number() OVER (PARTITION BY {user} ORDER BY sequence DESC) AS age \
-             FROM audit WHERE action = ?1"
+             FROM audit WHERE action GLOB ?1"
         );
         let per_user = record::delete::<AuditRecord>(
             self.connection,

@@ -103,7 +103,7 @@ impl fmt::Display for Untrusted {
                 write!(f, "may be written by others than its owner (uid {uid}, mode {mode:04o})")
             }
             Self::Link => write!(f, "is a symbolic link"),
-            Self::NoFile => write!(f, "is no regular file"),
+            Self::NoFile => write!(f, "is not a regular file"),
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Persistent state of `gpushd`: the journal of operations, overrides, conditions of GPUs, answers by idempotency
-//! key, the audit trail, the last boot, shares of MPS targets, leases.
+//! key, the audit trail, the last boot, MPS targets, leases.
 //!
 //! It is one SQLite file in the state directory, owned by one thread. Its promise: **what is reported as recorded
 //! survives a power cut**. Transactions of many callers share one sync ([`engine`]), and none is reported before
@@ -63,7 +63,7 @@ pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use error::{OpenError, StoreError, Untrusted};
 pub use fact::{BootRecord, KnownSince, Lost};
 pub use lease::{LeaseHistory, LeaseRecord, LeaseSource, LeaseTerms, NewLease};
-pub use mps::{MpsSet, MpsShare, MpsStopped, MpsTarget, NewMpsShare, ProcessId};
+pub use mps::{MpsSet, MpsStopped, MpsTarget};
 pub use note::{Bounds, Note, Opened, Options};
 pub use operation::{
     GpuIntent, Intent, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,

@@ -164,7 +164,7 @@ impl fmt::Display for Note {
             }
             Self::Opaque { directory, kind } => write!(
                 f,
-                "the state directory {} is on {kind}: whether it survives a power failure can't be told",
+                "the state directory {} is on {kind}: it may not survive a power failure",
                 directory.display()
             ),
             Self::Migrated { from, to } => write!(f, "the database was brought from schema {from} to {to}"),

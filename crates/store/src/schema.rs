@@ -59,6 +59,9 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     CREATE INDEX ended_leases ON leases (sequence) WHERE state = 'ended';
     CREATE INDEX ended_leases_of_user ON leases (uid, sequence) WHERE state = 'ended';
 ",
+    "
+    DROP TABLE mps_shares;
+",
 ];
 
 /// Newest schema that this build knows.

@@ -9,7 +9,7 @@ use crate::{
     condition::Condition,
     error::StoreError,
     fact::{Fact, Head},
-    mps::{MpsShare, MpsTarget},
+    mps::MpsTarget,
     operation::{IntentRow, OperationRecord, UndoRow},
     overrides::Override,
     record,
@@ -65,7 +65,6 @@ impl View<'_> {
         record::select::<StoredAnswer>(self.connection, "", [], self.sealed)?;
         record::select::<AuditRecord>(self.connection, "", [], self.sealed)?;
         self.check_leases()?;
-        record::select::<MpsShare>(self.connection, "", [], self.sealed)?;
         record::select::<MpsTarget>(self.connection, "", [], self.sealed)?;
         record::select::<SharedGpu>(self.connection, "", [], self.sealed)?;
         match operations.iter().find(|operation| operation.id.0 > self.head.operation) {

@@ -79,7 +79,7 @@ fn flood_of_shares_evicts_no_record_of_a_refused_attempt() {
     };
     record(ROOT, "gpu.cordon");
     (0..4).for_each(|_| record(FLOOD, "access.denied"));
-    (0..50).for_each(|_| record(FLOOD, "mps.share"));
+    (0..50).for_each(|_| record(FLOOD, "lease.grant"));
     (0..50).for_each(|_| record(LITTLE, "access.denied"));
     drop(store);
     let store = open(scratch.path(), bounds);
@@ -88,7 +88,7 @@ fn flood_of_shares_evicts_no_record_of_a_refused_attempt() {
         all.iter().filter(|one| one.action == action && one.by.as_ref().is_some_and(|by| by.uid == uid)).count()
     };
     let counts =
-        [of(FLOOD, "access.denied"), of(FLOOD, "mps.share"), of(LITTLE, "access.denied"), of(ROOT, "gpu.cordon")];
+        [of(FLOOD, "access.denied"), of(FLOOD, "lease.grant"), of(LITTLE, "access.denied"), of(ROOT, "gpu.cordon")];
     assert_eq!(counts, [4, 10, 10, 1]);
 }
 
@@ -101,7 +101,7 @@ fn flood_of_shares_evicts_the_users_own_records_only() {
         let write = store.write(move |tx| {
             tx.audit(NewAudit {
                 by: by.map(actor),
-                action: "mps.share".to_owned(),
+                action: "lease.grant".to_owned(),
                 object: "GPU-0".to_owned(),
                 result: "done".to_owned(),
                 detail: detail.clone(),

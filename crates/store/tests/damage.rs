@@ -46,7 +46,6 @@ fn fill(store: &Store) {
                     tx.end(id, OperationState::Done, None)?;
                 }
                 tx.set_override(override_of(&format!("GPU-{}", n % 8), &format!("reason {n}")))?;
-                tx.take_mps_share(scene::share_of("GPU-0", 1000))?;
                 let terms = scene::lease_terms(&["GPU-0", "GPU-1"]);
                 let lease = tx.grant_lease(LeaseSource::from(scene::new_lease(1000)), terms)?.id;
                 if n % 4 != 0 {

@@ -315,7 +315,7 @@ fn history_is_bounded_and_wrong_clock_keeps_trail() {
     assert_eq!(last.iter().map(|one| one.object.as_str()).collect::<Vec<_>>(), ["ahead", "back"]);
     let about = AuditQuery { objects: vec!["69".to_owned()], ..AuditQuery::default() };
     assert_eq!(store.read(move |view| view.audit(&about)).wait().unwrap().len(), 1);
-    let gpus = serde_json::json!({ "gpus": [{ "gpu": "GPU-a" }, { "gpu": "GPU-b" }, 7] });
+    let gpus = serde_json::json!({ "gpus": [{ "gpu_uuid": "GPU-a" }, { "gpu_uuid": "GPU-b" }, 7] });
     let by_gpu = move |tx: &mut gpush_store::Tx<'_>| {
         tx.audit(gpush_store::NewAudit { detail: gpus.clone(), ..audit("x", "op-1") })?;
         tx.audit(audit("y", "op-1"))?;
@@ -358,15 +358,9 @@ fn last_notice_of_each_gpu_survives_restart() {
 }
 
 #[test]
-fn mps_shares_and_targets_last_until_end_or_boot() {
+fn record_of_an_mps_target_lasts_until_it_says_nothing() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
-    let take = |uid| store.write(move |tx| tx.take_mps_share(scene::share_of("GPU-0", uid))).wait().unwrap();
-    let (one, other) = (take(1000), take(1001));
-    assert!(other.id > one.id);
-    let ended = store.write_ending(move |tx| tx.end_mps_share(one.id)).wait().unwrap();
-    assert_eq!(ended.as_ref(), Some(&one));
-    assert_eq!(store.write_ending(move |tx| tx.end_mps_share(one.id)).wait().unwrap(), None, "once");
     let target = MpsTarget {
         target: "GPU-0".to_owned(),
         stopped: Some(MpsStopped { by: scene::actor(0), end_at: None }),
@@ -377,21 +371,15 @@ fn mps_shares_and_targets_last_until_end_or_boot() {
     store.write(move |tx| tx.set_mps_target(&kept)).wait().unwrap();
     drop(store);
 
-    let store = open(scratch.path()).store;
-    let shares = store.read(|view| view.mps_shares()).wait().unwrap();
-    assert_eq!(shares, [other]);
-    assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), [target]);
+    let options = Options { boot_id: "another".to_owned(), ..Options::default() };
+    let store = Store::open(scratch.path(), options).unwrap().store;
+    assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), [target.clone()]);
+    store.write_ending(|tx| tx.forget_mps_of_other_boots()).wait().unwrap();
+    let stopped = MpsTarget { in_force: None, ..target };
+    assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), [stopped]);
     let empty = MpsTarget { target: "GPU-0".to_owned(), ..MpsTarget::default() };
     store.write(move |tx| tx.set_mps_target(&empty)).wait().unwrap();
     assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), []);
-    store.write_ending(|tx| tx.forget_mps_of_other_boots()).wait().unwrap();
-    assert_eq!(store.read(|view| view.mps_shares()).wait().unwrap().len(), 1, "of this boot");
-    drop(store);
-
-    let options = Options { boot_id: "another".to_owned(), ..Options::default() };
-    let store = Store::open(scratch.path(), options).unwrap().store;
-    store.write_ending(|tx| tx.forget_mps_of_other_boots()).wait().unwrap();
-    assert_eq!(store.read(|view| view.mps_shares()).wait().unwrap(), []);
 }
 
 #[test]

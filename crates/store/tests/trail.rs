@@ -13,8 +13,8 @@ fn share_records_displace_no_administrator_records() {
     let bounds = Bounds { audit_most: 40, audit_shares: 25, audit_least: 5, reserve: 1 << 16, ..Bounds::default() };
     let open = || Store::open(scratch.path(), Options { bounds, ..options() }).unwrap().store;
     let store = open();
-    // Two of three records are of shares, and a flood of them follows at the end.
-    let action = |n: u64| if n < 45 && n.is_multiple_of(3) { "gpu.cordon" } else { "mps.share" };
+    // Two in three are of shares, and a flood of them comes at the end.
+    let action = |n: u64| if n < 45 && n.is_multiple_of(3) { "gpu.cordon" } else { "lease.grant" };
     for n in 0..200 {
         store.write(move |tx| tx.audit(audit(action(n), &n.to_string()))).wait().unwrap();
     }
@@ -25,7 +25,7 @@ fn share_records_displace_no_administrator_records() {
         all.iter().filter(|one| one.action == wanted).map(|one| one.object.parse().unwrap()).collect()
     };
     assert_eq!(of("gpu.cordon"), (0..45).filter(|n| n % 3 == 0).collect::<Vec<u64>>());
-    assert_eq!(of("mps.share"), (175..200).collect::<Vec<u64>>());
+    assert_eq!(of("lease.grant"), (175..200).collect::<Vec<u64>>());
     assert!(all.is_sorted_by_key(|one| one.sequence), "the order is that of what was done");
     // Reading pages from the oldest returns the same records, although many numbers in between are gone; so
     // does reading the last ones.
@@ -48,6 +48,6 @@ fn share_records_displace_no_administrator_records() {
     }
     drop(store);
     let all = open().read(|view| view.audit(&AuditQuery::default())).wait().unwrap();
-    let shares = all.iter().filter(|one| one.action == "mps.share").count();
+    let shares = all.iter().filter(|one| one.action == "lease.grant").count();
     assert_eq!((all.len() - shares, shares), (40, 25));
 }

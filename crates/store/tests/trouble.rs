@@ -231,7 +231,7 @@ fn older_database_is_migrated_with_all_records() {
     let older = rusqlite::Connection::open(scratch.path().join("gpush.db")).unwrap();
     older
         .execute_batch(
-            "DROP TABLE mps_shares; DROP TABLE mps_targets; DROP TABLE shared_gpus; DROP TABLE leases;
+            "DROP TABLE mps_targets; DROP TABLE shared_gpus; DROP TABLE leases;
              PRAGMA user_version = 1;",
         )
         .unwrap();
@@ -242,7 +242,7 @@ fn older_database_is_migrated_with_all_records() {
     let opened = open(scratch.path());
     assert!(opened.notes.contains(&Note::Migrated { from: 1, to: SCHEMA }), "{:?}", opened.notes);
     assert_eq!(opened.store.read(|view| view.overrides()).wait().unwrap()[0].reason, "kept");
-    opened.store.write(|tx| tx.take_mps_share(scene::share_of("GPU-0", 1000))).wait().unwrap();
+    opened.store.write(|tx| tx.queue_lease(scene::new_lease(1000))).wait().unwrap();
 }
 
 /// Computes the seal over a fact from its definition: FNV-1a over the table's name, then for each text its kind
@@ -360,7 +360,7 @@ fn full_disk_loses_nothing_and_records_endings() {
     disk.fill(0);
     while store.write(|tx| tx.audit(audit("x", &"y".repeat(1000)))).wait().is_ok() {}
     for n in 0..600u64 {
-        let ended = store.write_ending(move |tx| tx.audit(audit("mps.share", &n.to_string())));
+        let ended = store.write_ending(move |tx| tx.audit(audit("lease.grant", &n.to_string())));
         ended.wait().unwrap_or_else(|error| panic!("ending {n}: {error}"));
     }
     drop(store);

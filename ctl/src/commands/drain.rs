@@ -115,7 +115,7 @@ pub(super) async fn drain(
 /// Returns why a GPU is not idle, from a reading made after `since`.
 fn waited_for(gpu: &Gpu, daemons: &[MpsDaemon], since: Timestamp) -> Result<Option<String>, ApiError> {
     let gone = |code, what: &str| {
-        let message = format!("GPU {} ({}) {what}, so who uses it can't be told", gpu.index, gpu.uuid);
+        let message = format!("GPU {} ({}) {what}, so its processes are not known", gpu.index, gpu.uuid);
         let mut error =
             ApiError::new(code, message).hint(format!("it stays cordoned: `gpushctl gpu show {}`", gpu.index));
         error.causes.clone_from(&gpu.reasons);

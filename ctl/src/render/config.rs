@@ -67,7 +67,7 @@ pub(crate) fn rules(rules: &[RuleView], look: &Look) -> String {
             let claims = if rule.claims.is_empty() { "no GPU".to_owned() } else { gpu_numbers(&rule.claims) };
             vec![
                 look.clean(&rule.name),
-                look.clean(&rule.gpus.join(", ")),
+                look.clean(&rule.selectors.join(", ")),
                 rule.mode.name().to_owned(),
                 rule.layout.as_ref().map_or_else(|| "-".to_owned(), |l| look.clean(&l.join(", "))),
                 claims,

@@ -117,7 +117,7 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Look) -> (String, (&'static str, 
             let why = change.reasons.iter().map(|reason| format!("; {reason}")).collect::<String>();
             (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
         }
-        Happening::Lease(change) => (change.lease.to_string(), lease_state(change), of_lease(change)),
+        Happening::Lease(change) => (change.lease_id.to_string(), lease_state(change), of_lease(change)),
         Happening::Stray(change) => (format!("GPU {}", change.gpu), ("stray", NOTE), of_stray(change)),
         Happening::Change(change) => {
             let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
@@ -223,7 +223,7 @@ fn of_gpu(change: &GpuChange) -> String {
             }),
             GpuAspect::Timeslice => parts.push(match &change.timeslice {
                 Some(turns) => timeslice::level(turns),
-                None => "not shared by turns any more".to_owned(),
+                None => "no longer time-sliced".to_owned(),
             }),
         }
     }
@@ -280,7 +280,7 @@ mod tests {
         one.error = error.map(|text| ApiError::new(Code::Cancelled, text));
         Happening::Operation(Box::new(OperationChange {
             operation: OperationSummary::from(&one),
-            uuids: Vec::new(),
+            gpu_uuids: Vec::new(),
             progress: vec![step],
             note: note.map(str::to_owned),
         }))
@@ -292,7 +292,7 @@ mod tests {
         let gpu = |changed: &[GpuAspect], state, instances| {
             Happening::Gpu(Box::new(GpuChange {
                 gpu: 3,
-                uuid: "GPU-3".into(),
+                gpu_uuid: "GPU-3".into(),
                 changed: changed.to_vec(),
                 state,
                 reasons: vec!["operation op-1 is changing it".into()],
@@ -319,7 +319,7 @@ mod tests {
         let error = |text: &str| ApiError::new(Code::DriverUnavailable, text);
         let stray = StrayChange {
             gpu: 4,
-            uuid: "GPU-4".into(),
+            gpu_uuid: "GPU-4".into(),
             device: None,
             pid: Some(7001),
             uid: Some(1000),
@@ -367,7 +367,7 @@ mod tests {
                 before: Some("560.1".into()),
                 error: Some(error("the driver is not loaded")),
             }),
-            Happening::Xid(Xid { gpu: Some(3), uuid: "GPU-3".into(), xid: 79, gi: Some(2), ci: None }),
+            Happening::Xid(Xid { gpu: Some(3), gpu_uuid: "GPU-3".into(), xid: 79, gi: Some(2), ci: None }),
             Happening::Mps(Box::new(MpsChange {
                 target: "g5d1b03a2".into(),
                 uuid: "GPU-5d1b03a2".into(),
@@ -383,7 +383,7 @@ mod tests {
                 object: "op-17".into(),
                 by: Some(Actor { uid: 0, user: Some("root".into()), pid: None }),
                 reason: Some("not \u{1b}now".into()),
-                uuids: Vec::new(),
+                gpu_uuids: Vec::new(),
             }),
             Happening::Resync(Resync { reason: ResyncReason::OtherLife }),
             Happening::Resync(Resync { reason: ResyncReason::Missed }),

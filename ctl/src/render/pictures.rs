@@ -15,6 +15,7 @@ use super::{
 
 mod configs;
 mod gpus;
+mod leases;
 mod mps;
 mod operations;
 mod statuses;

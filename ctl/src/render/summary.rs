@@ -96,7 +96,7 @@ fn totals(status: &Status) -> Vec<Totals> {
                 row.possible = Some(row.possible.unwrap_or(0) + usize::from(profile.remaining.unwrap_or(0)));
             }
         }
-        for device in devices::list(std::slice::from_ref(gpu), &status.mps) {
+        for device in devices::list(std::slice::from_ref(gpu), &status.mps, &[]) {
             let row = entry(&mut all, &model, &device.profile);
             row.total += 1;
             match device.usage {

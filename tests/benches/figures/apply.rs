@@ -189,7 +189,7 @@ fn standing(host: &Host, agent: &Agent, case: &Case) -> (Vec<Instance>, Option<u
         let start = instance["placement"]["start"].as_u64().and_then(|start| u8::try_from(start).ok());
         let busy = worker.is_none() && case.busy == Some(profile.as_str());
         if busy {
-            worker = Some(host.process(&format!("--gpu 0 --gi {} --ci 0", instance["id"])));
+            worker = Some(host.process(&format!("--gpu 0 --gi {} --ci 0", instance["gi"])));
         }
         found.push(Instance { profile, start: start.expect("a start"), busy });
     }

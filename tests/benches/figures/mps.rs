@@ -11,7 +11,7 @@ use gpush_api::MpsState;
 use gpush_tests::{
     agent::{Agent, Setup},
     host::Host,
-    mps::{Client, act, base, controls, daemon, daemons, reaches, real_programs, share, signal},
+    mps::{Client, act, base, controls, daemon, daemons, lease, reaches, real_programs, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -188,7 +188,7 @@ pub(crate) fn run() -> Report {
     let _begun = agent.settle();
     let clients: Vec<Client> = (0..COMPUTING)
         .map(|nth| {
-            let taken = share(&agent, &(8 + nth).to_string(), &json!({})).expect("a share");
+            let taken = lease(&agent, &(8 + nth).to_string(), &json!({})).expect("a lease");
             Client::start(&host, &taken.environment)
         })
         .collect();

@@ -10,7 +10,7 @@ use super::{Agent, Answer, PATIENCE};
 impl Agent {
     /// Requests entries on GPUs. Returns the operation at its start, or the refusal.
     pub fn begin(&self, gpus: &[&str], entries: &[&str]) -> Result<Operation, ApiError> {
-        self.begin_with(&json!({ "gpus": gpus, "layout": { "entries": entries } }))
+        self.begin_with(&json!({ "selectors": gpus, "layout_source": { "entries": entries } }))
     }
 
     /// Sends the body as an apply request.
@@ -91,7 +91,7 @@ impl Agent {
     /// When it is refused.
     #[must_use]
     pub fn apply_once(&self, gpus: &[&str], entries: &[&str]) -> Operation {
-        match self.begin_with(&json!({ "gpus": gpus, "layout": { "entries": entries }, "once": true })) {
+        match self.begin_with(&json!({ "selectors": gpus, "layout_source": { "entries": entries }, "once": true })) {
             Ok(operation) => self.follow(operation),
             Err(error) => panic!("{error:?}"),
         }

@@ -209,7 +209,11 @@ fn identities(gpus: &[smi::Gpu], info: &gpush_api::Driver, readings: &[Reading],
         tally.compare(&about("name"), &reading.identity.name, &gpu.name);
         tally.compare(&about("memory"), &reading.memory.total_mib, &gpu.memory_mib);
         tally.compare(&about("MIG mode"), &reading.mig.as_ref().map(|m| m.enabled), &gpu.mig);
-        tally.compare(&about("pending MIG mode"), &reading.mig.as_ref().map(|m| m.pending), &gpu.pending);
+        tally.compare(
+            &about("pending MIG mode"),
+            &reading.mig.as_ref().map(gpush_api::Mig::pending_mode),
+            &gpu.pending,
+        );
         tally.compare(&about("driver"), &info.version, &gpu.driver);
     }
 }

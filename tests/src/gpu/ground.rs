@@ -64,7 +64,7 @@ struct Settings {
 
 impl Settings {
     fn of(reading: &Reading) -> Self {
-        let mig = reading.mig.as_ref().map(|mig| (mig.enabled, mig.pending));
+        let mig = reading.mig.as_ref().map(|mig| (mig.enabled, mig.pending_mode()));
         Self { compute_mode: reading.compute_mode, mig }
     }
 }

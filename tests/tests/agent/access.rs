@@ -69,7 +69,7 @@ fn unprivileged_user_can_read_and_plan_but_not_change() {
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "2g.20gb"]).state, OperationState::Done);
     let before = truth(&host, 0);
     host.start_trace();
-    let wanted = json!({"gpus": ["0"], "layout": {"entries": ["7g.80gb"]}});
+    let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["7g.80gb"]}});
     let denied = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/apply", Some(&wanted));
     assert_eq!(denied.status, 403);
     let error = denied.error();
@@ -94,7 +94,7 @@ fn root_in_another_pid_or_user_namespace_is_denied() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, "");
     let before = truth(&host, 0);
-    let wanted = json!({"gpus": ["0"], "layout": {"entries": ["7g.80gb"]}});
+    let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["7g.80gb"]}});
     for namespaces in [&["--fork", "--pid"][..], &["--user", "--map-root-user"]] {
         let through = || {
             let mut command = Command::new("unshare");
@@ -128,7 +128,7 @@ fn members_of_admin_group_can_change() {
     };
     let host = Host::up("a30x4");
     let agent = Agent::start_public(&host, &format!("[access]\nadmin_groups = [\"{}\"]\n", group.name));
-    let wanted = json!({"gpus": ["0"], "layout": {"entries": ["2g.12gb"]}});
+    let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.12gb"]}});
     assert_eq!(ask_as(NOBODY, 1, &agent, "POST", "/v1/mig/apply", Some(&wanted)).status, 403);
     let begun = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/apply", Some(&wanted));
     assert_eq!(begun.status, 202, "{}", String::from_utf8_lossy(&begun.body));
@@ -155,7 +155,7 @@ fn other_users_processes_are_redacted() {
     agent.settle_reads();
 
     let seen = ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/gpus/0", None).json();
-    let processes = |n: usize| &seen["mig"]["instances"][n]["compute"][0]["processes"][0];
+    let processes = |n: usize| &seen["mig"]["instances"][n]["compute_instances"][0]["processes"][0];
     let (mine, other) = (processes(0), processes(1));
     assert_eq!(mine["pid"], own.id(), "{seen}");
     assert_eq!(mine["uid"], NOBODY);
@@ -163,7 +163,7 @@ fn other_users_processes_are_redacted() {
     assert_eq!(other, &json!({"kind": "compute", "memory_mib": 700}), "of others only that they are there");
 
     // A plan's refusal hides them too, in every field and sentence.
-    let wanted = json!({"gpus": ["0"], "layout": {"entries": ["7g.80gb"]}});
+    let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["7g.80gb"]}});
     let plan = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/plan", Some(&wanted));
     let text = String::from_utf8(plan.body.clone()).unwrap();
     assert!(text.contains("in use"), "{text}");
@@ -195,7 +195,8 @@ fn command_line_is_escaped_for_the_terminal() {
     agent.settle_reads();
     let seen = agent.get("/v1/gpus/0").json();
     assert_eq!(
-        seen["mig"]["instances"][0]["compute"][0]["processes"][0]["command"], "sh -c read line ?[2Jtr?ain?yp. x",
+        seen["mig"]["instances"][0]["compute_instances"][0]["processes"][0]["command"],
+        "sh -c read line ?[2Jtr?ain?yp. x",
         "{seen}"
     );
     drop(own.stdin.take());

@@ -72,7 +72,7 @@ fn clock_set_back_while_running_keeps_operation_order() {
     // It ends after three seconds, whatever the system clock says by then.
     let now = ahead.created_at.max(ahead.ended_at.expect("an end"));
     let body = json!({
-        "gpus": ["1"], "layout": { "entries": ["7g.80gb"] },
+        "selectors": ["1"], "layout_source": { "entries": ["7g.80gb"] },
         "expires_at": (now + jiff::SignedDuration::from_secs(3)).to_string(),
     });
     assert_eq!(agent.follow(agent.begin_with(&body).expect("an operation")).state, OperationState::Done);

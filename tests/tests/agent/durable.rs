@@ -78,7 +78,7 @@ fn deleted_database_is_noticed_before_any_change() {
     // It still answers reads, and reports that it is degraded.
     assert_eq!(agent.gpus().len(), 8);
     let health = agent.get("/v1/health").json();
-    assert!(health["causes"].to_string().contains("was deleted or replaced"), "{health}");
+    assert!(health["errors"].to_string().contains("was deleted or replaced"), "{health}");
     agent.stop();
 }
 
@@ -111,7 +111,7 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
                 refused += 1;
             }
             Ok(mut agent) => {
-                match agent.begin_with(&json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] } })) {
+                match agent.begin_with(&json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] } })) {
                     Err(error) => {
                         assert_eq!(error.code, Code::Unavailable, "{what}: {error:?}");
                         assert_eq!(truth(&host, 0), before, "{what}");
@@ -180,13 +180,13 @@ fn full_disk_is_in_health_and_waiting_operations_stay() {
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0"]).state, OperationState::Done);
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
-    let body = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 600 });
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let look = |agent: &Agent| -> Operation {
         serde_json::from_value(agent.get(&format!("/v1/operations/{}", waiting.id)).json()).expect("an operation")
     };
     agent.await_that("operation that waits", || look(&agent).state == OperationState::Waiting);
-    let says_full = |agent: &Agent| agent.get("/v1/health").json()["causes"].to_string().contains("no space left");
+    let says_full = |agent: &Agent| agent.get("/v1/health").json()["errors"].to_string().contains("no space left");
     disk.fill();
     // The remaining free space is used up first.
     agent.await_that("refusal", || agent.begin(&["1"], &["7g.80gb"]).is_err());

@@ -42,7 +42,7 @@ fn each_change_is_one_event_in_order() {
     agent.settle_reads();
     let mut listener = agent.listen("", None);
     let begun = agent.begin_with(&serde_json::json!({
-        "gpus": ["0", "1"], "layout": {"entries": ["3g.40gb", "1g.10gb"]}, "reason": "a secret? no"
+        "selectors": ["0", "1"], "layout_source": {"entries": ["3g.40gb", "1g.10gb"]}, "reason": "a secret? no"
     }));
     let id = begun.unwrap().id;
     let told = listener.until_end_of(&id);
@@ -84,7 +84,7 @@ fn each_change_is_one_event_in_order() {
     host.sim("xid", &["63", "--gpu", "3"]);
     let Happening::Xid(xid) = listener.next_of(EventKind::Xid).what else { panic!("another kind") };
     assert_eq!((xid.gpu, xid.xid, xid.gi), (Some(3), 63, None));
-    assert_eq!(xid.uuid, agent.gpu(3).uuid);
+    assert_eq!(xid.gpu_uuid, agent.gpu(3).uuid);
 
     // When the agent stops, the stream ends without an error.
     agent.signal(Signal::SIGTERM);

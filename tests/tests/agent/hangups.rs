@@ -57,7 +57,7 @@ fn cancelled_queued_operation_leaves_no_claim() {
     host.process("--gpu 0 --gi 0 --ci 0 --memory 100");
     let before = truth(&host, 0);
     for round in 0..ROUNDS {
-        let body = json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb"] }, "wait_s": 3600 });
+        let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb"] }, "wait_s": 3600 });
         let waiting = agent.begin_with(&body).expect("it waits");
         ask_and_hang_up(&agent, "POST", &format!("/v1/operations/{}/cancel", waiting.id), round % 12);
         if !on_record(&agent, "operation.cancel", &waiting.id) {

@@ -44,8 +44,8 @@ fn each_invalid_request_gets_json_error_and_status() {
     let json_type = "content-type: application/json\r\n";
     let large = vec![b' '; 70_000];
     let list = |what: &str, count: usize| format!("[{}]", vec![format!("{what:?}"); count].join(","));
-    let selectors = format!("{{\"gpus\": {}}}", list("0", 257)).into_bytes();
-    let layout = |entries: String| format!("{{\"layout\": {{\"entries\": {entries}}}}}").into_bytes();
+    let selectors = format!("{{\"selectors\": {}}}", list("0", 257)).into_bytes();
+    let layout = |entries: String| format!("{{\"layout_source\": {{\"entries\": {entries}}}}}").into_bytes();
     let (entries, long) = (layout(list("1g.6gb", 65)), layout(list(&"x".repeat(5000), 1)));
     let mut tried = 0;
     for (method, path, headers, body, status, says) in [
@@ -65,10 +65,10 @@ fn each_invalid_request_gets_json_error_and_status() {
         ("BREW", "/v1/gpus", "", b"", 405, "BREW"),
         ("POST", "/v1/mig/apply", "", b"{}", 415, "content-type"),
         ("POST", "/v1/mig/apply", json_type, b"", 400, "the body"),
-        ("POST", "/v1/mig/apply", json_type, b"{\"gpus\": [", 400, "line 1 column 10"),
+        ("POST", "/v1/mig/apply", json_type, b"{\"selectors\": [", 400, "line 1 column 15"),
         ("POST", "/v1/mig/apply", json_type, b"[1]", 400, "the body"),
-        ("POST", "/v1/mig/apply", json_type, b"{\"gpu\": []}", 400, "expected one of `gpus`, `layout`"),
-        ("POST", "/v1/mig/apply", json_type, b"{\"layout\": {\"entries\": 7}}", 400, "layout.entries"),
+        ("POST", "/v1/mig/apply", json_type, b"{\"gpu\": []}", 400, "expected one of `selectors`, `layout_source`"),
+        ("POST", "/v1/mig/apply", json_type, b"{\"layout_source\": {\"entries\": 7}}", 400, "layout_source.entries"),
         ("POST", "/v1/mig/apply", json_type, b"\xff\xfe", 400, "the body"),
         ("POST", "/v1/mig/apply", json_type, &large, 413, "65536 bytes"),
         ("POST", "/v1/mig/plan", json_type, &selectors, 400, "at most 256"),
@@ -148,7 +148,7 @@ fn incomplete_request_head_times_out() {
 fn client_sending_byte_by_byte_times_out() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
-    let body = format!("{{\"gpus\": [{}\"0\"]}}", " ".repeat(500));
+    let body = format!("{{\"selectors\": [{}\"0\"]}}", " ".repeat(500));
     let head = "POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ";
     let long = format!("GET /v1/version HTTP/1.1\r\nhost: x\r\nx-filler: {}\r\n\r\n", "x".repeat(500));
     let slow = |at_once: String, byte_by_byte: String| {
@@ -333,7 +333,7 @@ fn plan_lists_steps_per_gpu_and_changes_nothing() {
     let host = Host::up("mixed");
     let agent = Agent::start(&host, "");
     host.start_trace();
-    let answer = agent.post("/v1/mig/plan", &json!({"gpus": ["all"], "layout": {"entries": ["1g.10gb"]}}));
+    let answer = agent.post("/v1/mig/plan", &json!({"selectors": ["all"], "layout_source": {"entries": ["1g.10gb"]}}));
     assert_eq!(answer.status, 200);
     let plans = answer.json();
     let plans = plans["plans"].as_array().unwrap();

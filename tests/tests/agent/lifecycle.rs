@@ -201,8 +201,8 @@ fn reload_takes_effect_and_shows_pending_restart() {
     agent.wait_for("STATUS=the config was read again");
     assert_eq!(mode(&agent), 0o600);
     let shown = agent.get("/v1/config").json();
-    let pending = serde_json::json!([{"key": "driver.read_ms", "in_force": "10000", "in_file": "5000"}]);
-    assert_eq!(shown["pending_restart"], pending);
+    let pending = serde_json::json!([{"key": "driver.read_ms", "effective": "10000", "in_file": "5000"}]);
+    assert_eq!(shown["pending_settings"], pending);
     let effective = shown["effective"].as_str().unwrap();
     for line in ["level = \"info\"", "read_ms = 10000", "socket_mode = \"0600\""] {
         assert!(effective.contains(line), "{effective}");
@@ -215,15 +215,15 @@ fn reload_takes_effect_and_shows_pending_restart() {
     agent.wait_for("STATUS=the config is wrong and was not taken");
     let shown = agent.get("/v1/config").json();
     assert!(shown["effective"].as_str().unwrap().contains("level = \"info\""), "{shown}");
-    assert_eq!((&shown["pending_restart"], mode(&agent)), (&pending, 0o600));
+    assert_eq!((&shown["pending_settings"], mode(&agent)), (&pending, 0o600));
     let health = agent.get("/v1/health").json();
-    assert!(health["causes"][0]["message"].as_str().unwrap().contains("no-such-group-here"), "{health}");
+    assert!(health["errors"][0]["message"].as_str().unwrap().contains("no-such-group-here"), "{health}");
 
     // The file is as before: no setting waits for a restart.
     agent.write_config("");
     agent.signal(Signal::SIGHUP);
     agent.wait_for("STATUS=the config was read again");
-    assert_eq!(agent.get("/v1/config").json()["pending_restart"], serde_json::json!([]));
+    assert_eq!(agent.get("/v1/config").json()["pending_settings"], serde_json::json!([]));
     assert_eq!(mode(&agent), 0o666);
 }
 

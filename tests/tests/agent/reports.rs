@@ -78,7 +78,7 @@ fn operation_waiting_for_gpu_is_shown_in_status_and_notes() {
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
     let gi = gpush_tests::agent::gi_at(&host, 0, 4);
     host.process(&format!("--gpu 0 --gi {gi} --ci 0 --memory 100"));
-    let body = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let says = format!("operation {} waits for it, to make it 7g.80gb", waiting.id);
     agent.until("it is told", || agent.gpu(0).reasons.contains(&says).then_some(()));

@@ -27,7 +27,7 @@ fn health(agent: &Agent) -> Health {
 }
 
 fn cause<'h>(health: &'h Health, part: &str) -> Option<&'h ApiError> {
-    health.causes.iter().find(|cause| cause.message.contains(part))
+    health.errors.iter().find(|cause| cause.message.contains(part))
 }
 
 /// Sends a `POST` that must succeed.
@@ -77,14 +77,14 @@ fn cordon_survives_restart_and_yields_to_named_requests() {
     assert_eq!((gpu.state, gpu.cordons.len()), (GpuState::Cordoned, 1), "{gpu:?}");
     assert_eq!((gpu.cordons[0].cause.as_str(), gpu.cordons[0].reason.as_str()), ("admin", "fan replacement"));
     assert!(gpu.reasons[0].starts_with("cordoned by ") && gpu.reasons[0].ends_with(": fan replacement"), "{gpu:?}");
-    assert!(health(&agent).causes.is_empty(), "what somebody wants is no ill health");
+    assert!(health(&agent).errors.is_empty(), "what somebody wants is no ill health");
 
     // A request that names the GPU changes its layout, and the GPU stays cordoned.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.gpu(0).state, GpuState::Cordoned);
     // A request for all GPUs does not silently include it.
-    let refused = agent.begin_with(&json!({ "layout": "config" })).unwrap_err();
+    let refused = agent.begin_with(&json!({ "layout_source": "config" })).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("is cordoned") && refused.hint.unwrap().contains("--gpu 0"));
     agent.stop();
@@ -218,7 +218,7 @@ fn maintenance_closes_all_handles_and_survives_restart() {
     assert_eq!(agent.follow(operation).state, OperationState::Done);
     // A queued operation blocks nothing, and keeps waiting.
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 4)));
-    let order = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 600 });
+    let order = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
     let waiting = agent.begin_with(&order).unwrap();
 
     assert!(!clients(&host).is_empty());
@@ -291,7 +291,7 @@ fn health_reports_missing_and_mismatched_driver() {
     let host = Host::up("a30x4");
     host.fault("nvmlInit --rc DRIVER_NOT_LOADED");
     let agent = Agent::start(&host, "");
-    let code = |agent: &Agent| health(agent).causes.first().map(|cause| (cause.code, cause.message.clone()));
+    let code = |agent: &Agent| health(agent).errors.first().map(|cause| (cause.code, cause.message.clone()));
     agent.until("no driver", || code(&agent).filter(|(code, _)| *code == Code::DriverUnavailable));
     host.clear_faults();
     agent.until("the driver", || code(&agent).is_none().then_some(()));
@@ -330,7 +330,7 @@ fn lost_database_holds_managed_gpus_until_recover() {
     assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
     let told = health(&agent);
     let told = cause(&told, "the database was lost").expect("health says it");
-    let kept = told.causes.iter().find_map(|cause| cause.strip_prefix("the damaged one is kept as ")).unwrap();
+    let kept = told.causes.iter().find_map(|cause| cause.strip_prefix("the damaged file is kept as ")).unwrap();
     assert_eq!(fs::read_to_string(kept).unwrap(), "no database");
     assert!(told.causes.iter().any(|cause| cause.contains("GPUs 0, 1 are held")), "{told:?}");
     assert!(told.hint.as_ref().unwrap().contains("`gpushctl recover`"));
@@ -443,5 +443,5 @@ fn gpus_of_nvidia_mig_manager_are_left_with_hint() {
     // The suggested remedy works.
     fs::remove_file(&link).unwrap();
     assert_eq!(agent.apply(&["0", "1"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
-    assert!(health(&agent).causes.is_empty(), "{:?}", health(&agent).causes);
+    assert!(health(&agent).errors.is_empty(), "{:?}", health(&agent).errors);
 }

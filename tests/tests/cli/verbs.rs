@@ -173,17 +173,17 @@ fn evaluated_environment_of_a_failed_share_fails() {
 
 /// Fault: the audit trail of a GPU had none of its MPS records.
 #[test]
-fn audit_of_a_gpu_has_its_mps_shares() {
+fn audit_of_a_gpu_has_its_leases() {
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
     let agent = started(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
     reaches(&agent, "0", MpsState::Ready);
-    let taken = done(&agent, &["mps", "env", "0", "--percentage", "25", "--for", "1h", "--json"]);
+    let taken = done(&agent, &["lease", "request", "--mps", "25", "-g", "0", "--for", "1h", "--json"]);
     let taken: serde_json::Value = serde_json::from_str(&taken).unwrap();
-    let share = taken["share"]["id"].as_str().unwrap();
+    let lease = taken["lease"]["id"].as_str().or(taken["id"].as_str()).unwrap();
     let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap().name;
-    for object in [&["-g", "0"][..], &["--object", "0"], &["--object", share], &["--object", &user]] {
+    for object in [&["-g", "0"][..], &["--object", "0"], &["--object", lease], &["--object", &user]] {
         let text = done(&agent, &[&["audit"], object].concat());
-        assert!(text.contains("mps.share"), "{object:?}: {text}");
+        assert!(text.contains("lease.grant"), "{object:?}: {text}");
     }
 }
 

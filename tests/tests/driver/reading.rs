@@ -192,7 +192,7 @@ async fn mig_off_shows_profiles_and_no_capacity() {
     let uuid = uuids(&hardware).await.remove(0);
     let reading = hardware.read(&uuid).await.unwrap();
     let side = mig(&reading);
-    assert!(!side.enabled && !side.pending);
+    assert!(side.is_off());
     assert_eq!((side.memory_slices, side.compute_slices, side.profiles.len()), (8, 7, 7));
     assert!(side.profiles.iter().all(|p| p.remaining.is_none()));
     assert_eq!(side.instances, []);

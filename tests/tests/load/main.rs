@@ -1,5 +1,6 @@
 //! gpushd under load: light reads during heavy ones, memory after many requests, and random steps.
 
+mod leases;
 mod memory;
 mod steps;
 
@@ -78,7 +79,7 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
 fn light_reads_are_not_delayed_by_heavy_requests() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 16\nmig = true\n");
     let agent = Agent::start(&host, "");
-    let body = json!({"gpus": ["all"], "layout": {"entries": ["1g.10gb*7"]}});
+    let body = json!({"selectors": ["all"], "layout_source": {"entries": ["1g.10gb*7"]}});
     under_load(&agent, "plans", || agent.post("/v1/mig/plan", &body).body.len());
     under_load(&agent, "GPUs", || agent.get("/v1/gpus?profiles=true").body.len());
     for round in 0..40 {
@@ -96,7 +97,7 @@ fn reads_are_not_delayed_by_plans_for_hung_gpu() {
     let agent = Setup::on(&host).config("[driver]\nread_ms = 3000\n").start();
     agent.settle_reads();
     host.fault("nvmlDeviceGetGpuInstances --gpu 0 --hang");
-    let body = json!({"gpus": ["0"], "layout": {"entries": ["2g.12gb*2"]}});
+    let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.12gb*2"]}});
     let plans = Mutex::new(Vec::new());
     let mut reads = Vec::new();
     std::thread::scope(|scope| {

@@ -35,7 +35,10 @@ fn request(agent: &Agent, number: usize) {
     let answer = match number % 100 {
         0 => agent.get("/v1/mps/0/logs?lines=2000"),
         1 => agent.get("/v1/mps/0/logs?lines=2000&all=true"),
-        2 => agent.post("/v1/mig/plan", &json!({ "gpus": ["1"], "layout": { "entries": ["3g.40gb", "2g.20gb"] } })),
+        2 => agent.post(
+            "/v1/mig/plan",
+            &json!({ "selectors": ["1"], "layout_source": { "entries": ["3g.40gb", "2g.20gb"] } }),
+        ),
         3 => agent.get("/v1/gpus?profiles=true"),
         n if n % 6 == 0 => agent.get("/v1/gpus"),
         n if n % 6 == 1 => agent.get("/v1/health"),

@@ -63,7 +63,7 @@ fn begin(agent: &mut Agent, change: &Change) -> String {
 }
 
 fn request(change: &Change) -> String {
-    let body = json!({ "gpus": ["0"], "layout": { "entries": change.after } }).to_string();
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": change.after } }).to_string();
     format!(
         "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",

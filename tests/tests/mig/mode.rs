@@ -19,7 +19,7 @@ const AMPERE: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
 const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
 
 fn off(agent: &Agent, gpu: u32) -> Value {
-    json!({ "layout": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
+    json!({ "layout_source": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
 }
 
 fn refused(agent: &Agent, gpu: &str) -> ApiError {
@@ -33,7 +33,8 @@ fn ampere_mode_change_resets_only_that_gpu() {
     assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
     let neighbour = truth(&host, 0);
     assert_eq!(neighbour.len(), 3, "{neighbour:?}");
-    let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["1"], "layout": { "entries": LAYOUT } })).json();
+    let plan =
+        agent.post("/v1/mig/plan", &json!({ "selectors": ["1"], "layout_source": { "entries": LAYOUT } })).json();
     assert_eq!(plan["plans"][0]["steps"][0]["do"], json!("enable_mig"), "{plan}");
     assert!(plan["plans"][0]["steps"][0]["reset"].is_object(), "{plan}");
     host.start_trace();
@@ -90,14 +91,15 @@ fn open_handle_blocks_mode_change_and_is_named() {
     }
     assert_eq!(error.causes.len(), 2, "the neighbour's holder is not in the way: {error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("end these processes")), "{error:?}");
-    let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } })).json();
+    let plan =
+        agent.post("/v1/mig/plan", &json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT } })).json();
     let refusal: Refusal = serde_json::from_value(plan["plans"][0]["refusal"].clone()).expect("a refusal");
     let Refusal::Held { holders, .. } = refusal else { panic!("{refusal:?}") };
     assert_eq!(holders.len(), 2);
     assert_eq!(holders[0].devices, ["/dev/nvidia0"]);
     assert_eq!(host.trace(), []);
     // A waiting operation polls once a second, and begins once the processes have ended.
-    let body = json!({ "gpus": ["0"], "layout": { "entries": LAYOUT }, "wait_s": 60 });
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT }, "wait_s": 60 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let (begun, mut looks) = (Instant::now(), BTreeSet::new());
     while looks.len() < 6 {
@@ -152,7 +154,7 @@ fn taken_back(host: &Host, around: &Around, agent: &Agent, operation: &Operation
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(host, 0), ["MIG off"]);
     let mig = agent.gpu(0).mig.expect("MIG");
-    assert_eq!((mig.enabled, mig.pending), (false, false), "nothing waits for a reset");
+    assert_eq!((mig.enabled, mig.pending_mode()), (false, false), "nothing waits for a reset");
     assert!(around.runs("nvidia-dcgm"), "{}", agent.log());
     assert!(around.told("after.env").contains("GPUSH_RESULT=rolled_back"));
 }
@@ -217,14 +219,14 @@ fn failed_service_start_is_reported_and_retried_by_next_gpushd() {
     let operation = agent.apply(&["0"], LAYOUT);
     assert_eq!(operation.state, OperationState::Done);
     assert!(operation.notes.iter().any(|note| note.contains("systemctl status nvidia-dcgm")), "{operation:?}");
-    let ill = agent.get("/v1/health").json()["causes"].to_string();
+    let ill = agent.get("/v1/health").json()["errors"].to_string();
     assert!(ill.contains("nvidia-dcgm was stopped for operation op-1"), "{ill}");
     assert!(!around.runs("nvidia-dcgm"));
     agent.stop();
     around.break_service("nvidia-dcgm", false);
     let agent = Agent::start(&host, &config);
     wait_until(|| around.runs("nvidia-dcgm"), &agent);
-    assert!(!agent.get("/v1/health").json()["causes"].to_string().contains("nvidia-dcgm"));
+    assert!(!agent.get("/v1/health").json()["errors"].to_string().contains("nvidia-dcgm"));
 }
 
 fn wait_until(there: impl Fn() -> bool, agent: &Agent) {

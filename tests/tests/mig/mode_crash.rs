@@ -25,7 +25,7 @@ const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
 const WHOLE: [&str; 1] = ["MIG off"];
 
 fn off(agent: &Agent, gpu: u32) -> Value {
-    json!({ "layout": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
+    json!({ "layout_source": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
 }
 
 /// Returns the last operation, if an agent answers.
@@ -100,7 +100,7 @@ impl Tally {
         let gpu = agent.gpu(0);
         assert_eq!(gpu.state, GpuState::Ready, "{point}");
         let mig = gpu.mig.expect("MIG");
-        assert_eq!(mig.enabled, mig.pending, "nothing waits for a reset: {point}");
+        assert_eq!(mig.enabled, mig.pending_mode(), "nothing waits for a reset: {point}");
         *self.ends.entry(operation.state.to_string()).or_default() += 1;
     }
 
@@ -134,7 +134,7 @@ impl Scene {
         assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
         let cut = truth(&host, 0);
         assert_eq!(agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation")).state, OperationState::Done);
-        let on = json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } });
+        let on = json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT } });
         let _ = around.take_calls();
         (Self { host, around, config, cut, on }, agent)
     }

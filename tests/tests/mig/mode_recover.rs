@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 /// Requests MIG modes for GPUs, without instances, in an operation that kills the agent.
 fn begin(agent: &mut Agent, modes: &[(u32, bool)]) {
     let each: Vec<Value> = modes.iter().map(|&(gpu, mig)| json!({ "gpu": agent.gpu(gpu).uuid, "mig": mig })).collect();
-    die_of(agent, &json!({ "layout": { "per_gpu": each } }));
+    die_of(agent, &json!({ "layout_source": { "per_gpu": each } }));
 }
 
 fn die_of(agent: &mut Agent, body: &Value) {
@@ -86,7 +86,7 @@ fn gpus_without_mig_do_not_block_recovery() {
         let host = Host::up("mixed");
         host.fault(&format!("nvmlDeviceSetMigMode --kill after --parent --after {times} --times 1"));
         let mut agent = Agent::start(&host, WHOLE);
-        die_of(&mut agent, &json!({ "gpus": ["2-4"], "layout": "config" }));
+        die_of(&mut agent, &json!({ "selectors": ["2-4"], "layout_source": "config" }));
         let (_agent, ended) = next(&host, WHOLE);
         assert_eq!(ended.state, OperationState::Done, "{times}: {ended:?}");
         assert_eq!(modes(&host, 4), [true, true, false, false], "{times}");
@@ -99,7 +99,7 @@ fn reset_group_is_kept_after_restart() {
     let host = Host::up(GROUP);
     host.fault("nvmlDeviceSetMigMode --kill after --parent --times 1");
     let mut agent = Agent::start(&host, "");
-    die_of(&mut agent, &json!({ "gpus": ["0"], "layout": { "entries": ["3g.40gb"] } }));
+    die_of(&mut agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb"] } }));
     let (_agent, ended) = next(&host, "");
     assert_eq!((ended.state, modes(&host, 3)), (OperationState::Done, vec![true, false, false]), "{ended:?}");
     // And during rollback.
@@ -108,7 +108,7 @@ fn reset_group_is_kept_after_restart() {
     host.fault("nvmlGpuInstanceDestroy --kill before --parent --times 1");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 2 --delay-ms 300");
     let mut agent = Agent::start(&host, "");
-    die_of(&mut agent, &json!({ "gpus": ["all"], "layout": { "entries": ["1g.10gb*7"] } }));
+    die_of(&mut agent, &json!({ "selectors": ["all"], "layout_source": { "entries": ["1g.10gb*7"] } }));
     let (agent, ended) = next(&host, "");
     assert_eq!((ended.state, modes(&host, 3)), (OperationState::RolledBack, vec![false; 3]), "{ended:?}");
     assert!((0..3).all(|gpu| agent.gpu(gpu).state == GpuState::Ready));

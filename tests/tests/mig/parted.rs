@@ -267,13 +267,16 @@ fn agent_checks_requests_with_a_layout_per_gpu() {
     let host = Host::up(A100S);
     let agent = Agent::start(&host, "");
     host.start_trace();
-    let each = |layouts: serde_json::Value| serde_json::json!({ "layout": { "per_gpu": layouts } });
+    let each = |layouts: serde_json::Value| serde_json::json!({ "layout_source": { "per_gpu": layouts } });
     let cases = [
         (each(serde_json::json!([])), "no GPU is named"),
         (each(serde_json::json!([{ "gpu": "0", "mig": true }, { "gpu": "0", "mig": true }])), "named twice"),
         (each(serde_json::json!([{ "gpu": "all", "mig": true }])), "is not one GPU"),
         (each(serde_json::json!([{ "gpu": "0", "mig": false, "layout": ["1g.10gb"] }])), "MIG mode off and MIG"),
-        (serde_json::json!({ "gpus": ["0"], "layout": { "per_gpu": [{ "gpu": "0", "mig": true }] } }), "chosen twice"),
+        (
+            serde_json::json!({ "selectors": ["0"], "layout_source": { "per_gpu": [{ "gpu": "0", "mig": true }] } }),
+            "chosen twice",
+        ),
     ];
     for (body, says) in cases {
         let error = agent.begin_with(&body).expect_err(says);
@@ -283,7 +286,7 @@ fn agent_checks_requests_with_a_layout_per_gpu() {
     let each = serde_json::json!([
         { "gpu": "2", "mig": true, "layout": ["1g.10gb*7"] }, { "gpu": "0", "mig": true, "layout": ["3g.40gb@4"] },
     ]);
-    let begun = agent.begin_with(&serde_json::json!({ "layout": { "per_gpu": each } })).expect("it begins");
+    let begun = agent.begin_with(&serde_json::json!({ "layout_source": { "per_gpu": each } })).expect("it begins");
     let operation = agent.follow(begun);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(operation.plans.iter().map(|plan| plan.gpu).collect::<Vec<_>>(), [0, 2]);

@@ -54,7 +54,7 @@ fn entered_instance_stays_and_rest_is_restored() {
     // All users can read operations, conditions and health; the log is for root.
     let public = format!("{:?} {:?} {:?}", operation.error, operation.progress, gpu.reasons);
     assert!(!public.contains(&format!("pid {pid}")) && !public.contains("sleep"), "{public}");
-    assert!(!agent.get("/v1/health").json()["causes"].to_string().contains(&format!("pid {pid}")));
+    assert!(!agent.get("/v1/health").json()["errors"].to_string().contains(&format!("pid {pid}")));
     let text = "the previous layout is back without";
     let log = agent.wait_for_log(text);
     let line = log.lines().find(|line| line.contains(text)).unwrap();

@@ -8,7 +8,7 @@ use gpush_tests::{
 use serde_json::json;
 
 fn plans(agent: &Agent, gpus: &[&str], entries: &[&str]) -> Vec<GpuPlan> {
-    let body = json!({ "gpus": gpus, "layout": { "entries": entries } });
+    let body = json!({ "selectors": gpus, "layout_source": { "entries": entries } });
     let answer = agent.post("/v1/mig/plan", &body);
     serde_json::from_value::<Plans>(answer.json()).expect("an answer with plans").plans
 }

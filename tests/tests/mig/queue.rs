@@ -15,7 +15,7 @@ use serde_json::json;
 
 /// Requests a layout for GPUs and waits for at most `seconds`.
 fn wait_for(agent: &Agent, gpus: &[&str], entries: &[&str], seconds: u64) -> Operation {
-    agent.begin_with(&json!({"gpus": gpus, "layout": {"entries": entries}, "wait_s": seconds})).unwrap()
+    agent.begin_with(&json!({"selectors": gpus, "layout_source": {"entries": entries}, "wait_s": seconds})).unwrap()
 }
 
 fn is_waiting(operation: &Operation) -> bool {
@@ -86,10 +86,10 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     assert_eq!(agent.cancel(&waiting.id).status, 202);
     let (state, error) = outcome(agent.follow(waiting.clone()));
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
-    assert_eq!(error.outcome.as_deref(), Some("nothing of it was done"));
+    assert_eq!(error.outcome.as_deref(), Some("nothing was changed"));
     // The journal, which answers from now on, says so too.
     let recorded = agent.operation(&waiting.id).error.unwrap();
-    assert_eq!(recorded.outcome.as_deref(), Some("nothing of it was done"));
+    assert_eq!(recorded.outcome.as_deref(), Some("nothing was changed"));
     let again = agent.cancel(&waiting.id);
     assert_eq!((again.status, again.error().code), (409, Code::Conflict));
 
@@ -111,7 +111,8 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     assert_eq!(agent.apply(&["1"], &["1g.10gb*2"]).state, OperationState::Done);
 
     // An impossible layout is refused at once.
-    let refused = agent.begin_with(&json!({"gpus": ["0"], "layout": {"entries": ["9g.80gb"]}, "wait_s": 60}));
+    let refused =
+        agent.begin_with(&json!({"selectors": ["0"], "layout_source": {"entries": ["9g.80gb"]}, "wait_s": 60}));
     assert_eq!(refused.unwrap_err().code, Code::UnknownProfile);
     assert_eq!(truth(&host, 0), before);
     host.end_process(pid);
@@ -229,7 +230,7 @@ fn repeated_request_is_answered_and_not_repeated() {
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();
     let headers = "content-type: application/json\r\nidempotency-key: k-1\r\n";
-    let wanted = |entries: &str| json!({"gpus": ["0"], "layout": {"entries": [entries]}}).to_string();
+    let wanted = |entries: &str| json!({"selectors": ["0"], "layout_source": {"entries": [entries]}}).to_string();
     // Twice at once, while the GPU is being read: both answers name one operation.
     host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --times 1 --delay-ms 300");
     let ask = |agent: &Agent| agent.request("POST", "/v1/mig/apply", headers, wanted("7g.80gb").as_bytes());

@@ -16,7 +16,7 @@ const BEFORE: &[&str] = &["3g.40gb@4", "2g.20gb@0"];
 /// have died before it answered.
 fn begin(agent: &mut Agent, entries: &[&str]) -> String {
     let listed = agent.get("/v1/operations?limit=200").json();
-    let body = json!({ "gpus": ["0"], "layout": { "entries": entries } }).to_string();
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": entries } }).to_string();
     let _told = agent.try_raw(
         format!(
             "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json\r\n\
@@ -79,7 +79,7 @@ fn queued_operation_resumes_though_later_one_ended() {
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", gi_at(&host, 0, 4)));
-    let body = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let waiting = agent.follow_until(waiting, |operation| operation.state == OperationState::Waiting);
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);
@@ -151,11 +151,11 @@ fn foreign_instances_are_kept_by_recovery() {
     assert_eq!(gi_at(&host, 0, 0), theirs);
     assert!(host.trace().iter().all(|call| !call.function.contains("Destroy")), "{:?}", host.trace());
     let error = ended.error.expect("a reason");
-    assert!(error.message.contains("was changed by somebody else"), "{error:?}");
+    assert!(error.message.contains("was changed by another program"), "{error:?}");
     for says in [
         "2g.20gb@0 (GPU instance",
-        "stood neither before the operation nor was it to be made",
-        "stays: somebody else has made it meanwhile",
+        "did not exist before the operation, and the operation did not create it",
+        "remains: another program created it in the meantime",
         "3g.40gb@0 is not back: 2g.20gb@0",
     ] {
         assert!(error.causes.iter().any(|cause| cause.contains(says)), "{says}: {error:?}");

@@ -38,7 +38,7 @@ fn impossible_layouts_are_refused_with_smallest_reason() {
         tried += 1;
     }
     assert_eq!(
-        agent.begin_with(&json!({"gpus": ["0"], "layout": {"named": "nope"}})).unwrap_err().code,
+        agent.begin_with(&json!({"selectors": ["0"], "layout_source": {"named": "nope"}})).unwrap_err().code,
         Code::NotFound
     );
     assert_eq!(truth(&host, 0), before);
@@ -90,7 +90,7 @@ fn invalid_config_at_reload_keeps_old_config() {
     let view = agent.get("/v1/config").json();
     assert_eq!(view["layouts"][0]["entries"], json!(["1g.6gb*4"]), "{view}");
     let health = agent.get("/v1/health").json();
-    assert_eq!(health["causes"][0]["code"], "config_invalid", "{health}");
+    assert_eq!(health["errors"][0]["code"], "config_invalid", "{health}");
     agent.write_config("[layouts]\nsmall = [\"1g.6gb*2\"]\n");
     agent.signal(nix::sys::signal::Signal::SIGHUP);
     agent.wait_for("STATUS=the config was read again");
@@ -148,7 +148,7 @@ fn host_without_gpus_is_healthy_and_refuses_requests() {
     let agent = Agent::start(&host, "");
     assert_eq!(agent.gpus(), []);
     let health = agent.get("/v1/health").json();
-    assert_eq!((&health["status"], &health["gpus"]), (&json!("ok"), &json!(0)));
+    assert_eq!((&health["status"], &health["gpu_count"]), (&json!("ok"), &json!(0)));
     for gpus in [&["0"][..], &["all"], &[]] {
         let refused = agent.begin(gpus, &["1g.10gb"]).unwrap_err();
         assert_eq!(refused.code, Code::NotFound, "{refused:?}");

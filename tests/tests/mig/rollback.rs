@@ -149,7 +149,7 @@ fn hung_call_is_abandoned_and_judged_by_its_effect() {
     assert!(!hint.contains("unknown") && hint.contains("dmesg"), "{hint}");
     assert!(error.causes.iter().any(|cause| cause.contains("no effect")), "{:?}", error.causes);
     assert!(error.causes.iter().all(|cause| !cause.contains("may still take effect")), "{:?}", error.causes);
-    assert_eq!(error.outcome.as_deref(), Some("the previous layout stands again, read back"));
+    assert_eq!(error.outcome.as_deref(), Some("the previous layout was restored and read back"));
     // Other GPUs were available meanwhile, and still are.
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
 }
@@ -193,7 +193,7 @@ fn lost_gpu_is_named_and_others_roll_back() {
         let lost: Vec<_> = gpus.iter().filter(|gpu| gpu.state == GpuState::Lost).map(|gpu| &gpu.uuid).collect();
         assert_eq!(lost, [&operation.plans[0].uuid], "{gpus:?}");
         let health = agent.get("/v1/health").json();
-        assert_eq!(health["causes"][0]["code"], "gpu_lost", "{health}");
+        assert_eq!(health["errors"][0]["code"], "gpu_lost", "{health}");
         let refused = agent.begin(&[&operation.plans[0].uuid], AFTER).unwrap_err();
         assert_eq!(refused.code, Code::GpuLost, "{refused:?}");
     }
@@ -285,7 +285,7 @@ fn mode_without_effect_is_rolled_back() {
     assert!(error.message.contains("switching MIG mode on"), "{error:?}");
     assert_eq!(truth(&host, 0), ["MIG off"]);
     let mig = agent.gpu(0).mig.unwrap();
-    assert_eq!((mig.enabled, mig.pending), (false, false));
+    assert_eq!((mig.enabled, mig.pending_mode()), (false, false));
     // On Hopper, a busy GPU shows only at the first creation: then MIG mode goes off again too.
     host.fault("nvmlDeviceCreateGpuInstance* --times 2 --rc IN_USE");
     let operation = agent.apply(&["0"], &["3g.40gb"]);

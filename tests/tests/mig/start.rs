@@ -93,7 +93,7 @@ fn told(agent: &Agent, gpu: u32, says: &str) -> Value {
     agent.until(says, || {
         let health = agent.get("/v1/health").json();
         let about = |cause: &&Value| cause["message"].as_str().is_some_and(|m| m.contains(&format!("GPU {gpu} (GPU-")));
-        let causes = health["causes"].as_array()?.clone();
+        let causes = health["errors"].as_array()?.clone();
         causes.iter().filter(about).find(|cause| cause.to_string().contains(says)).cloned()
     })
 }
@@ -125,7 +125,7 @@ fn impossible_layout_affects_one_gpu_and_retries_end() {
     assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
     // After an administrator repairs it, health is good.
     host.clear_faults();
-    let mended = agent.follow(agent.begin_with(&json!({ "gpus": ["0"] })).unwrap());
+    let mended = agent.follow(agent.begin_with(&json!({ "selectors": ["0"] })).unwrap());
     assert_eq!(mended.state, OperationState::Done);
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
     // gpushd has given up on it: a restart on this boot does not try again.
@@ -166,7 +166,7 @@ fn unidentified_gpus_get_layouts_after_restart() {
     let agent = Agent::start(&host, CONFIG);
     agent.until("GPU 0 on record", || record(&agent)["settled"].as_array().filter(|s| !s.is_empty()).cloned());
     let health = agent.get("/v1/health").json();
-    assert!(health["causes"].to_string().contains("whether a layout is due on GPU 1"), "{health}");
+    assert!(health["errors"].to_string().contains("whether a layout is due on GPU 1"), "{health}");
     assert_eq!(truth(&host, 0).len(), 4);
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
@@ -177,7 +177,7 @@ fn unidentified_gpus_get_layouts_after_restart() {
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     assert_eq!(truth(&host, 1).len(), 4);
     assert!(agent.settle().iter().all(|op| op.plans[0].gpu == 1), "{:?}", agent.settle());
-    assert_eq!(agent.get("/v1/health").json()["causes"], json!([]));
+    assert_eq!(agent.get("/v1/health").json()["errors"], json!([]));
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn driver_loaded_after_start_gets_layouts() {
     assert_eq!(error.code, gpush_api::Code::DriverUnavailable, "{error:?}");
     assert!(error.hint.unwrap().contains("modprobe nvidia"));
     let health = agent.get("/v1/health").json();
-    assert_eq!((&health["status"], &health["gpus"]), (&json!("degraded"), &json!(0)), "{health}");
+    assert_eq!((&health["status"], &health["gpu_count"]), (&json!("degraded"), &json!(0)), "{health}");
     assert_eq!(agent.get("/v1/version").json()["agent"], env!("CARGO_PKG_VERSION"));
     // The log reports it once, however often the worker probes.
     agent.until("third look", || (agent.log().matches("driver worker started").count() >= 3).then_some(()));
@@ -246,7 +246,7 @@ fn unknown_boot_id_changes_no_layout() {
     assert_eq!(agent.gpus()[0].drift.len(), 1);
     assert!(agent.settle().is_empty());
     let health = agent.get("/v1/health").json();
-    assert!(health["causes"][0]["message"].as_str().unwrap().contains("/nonexistent"), "{health}");
+    assert!(health["errors"][0]["message"].as_str().unwrap().contains("/nonexistent"), "{health}");
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn blocker_of_start_layout_is_named_only_in_log() {
     let agent = Setup::on(&host).named("second").config(config).start();
     let health = agent.until("blocked layout", || {
         let health = agent.get("/v1/health").json();
-        (health["causes"][0]["code"] == "blocked").then(|| health.to_string())
+        (health["errors"][0]["code"] == "blocked").then(|| health.to_string())
     });
     assert!(!health.contains(&format!("{pid}")), "pid {pid} in {health}");
     // The log is for root.

@@ -37,7 +37,8 @@ fn nvswitch_gpu_resets_alone_only_with_fabric_manager() {
         let agent = Agent::start(&host, "");
         let nvlink = agent.gpu(0).nvlink.expect("links");
         assert_eq!((nvlink.links, nvlink.switched, nvlink.peers.len()), (12, true, 0));
-        let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } })).json();
+        let plan =
+            agent.post("/v1/mig/plan", &json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT } })).json();
         assert_eq!(
             plan["plans"][0]["steps"][0]["reset"]["together"].as_array().map(Vec::len),
             Some(if runs { 0 } else { 2 })
@@ -89,7 +90,7 @@ fn reset_failing_once_in_rollback_is_retried() {
         assert_eq!(operation.state, OperationState::RolledBack, "{fault}: {operation:?}\n{}", agent.log());
         for gpu in 0..3 {
             assert_eq!(truth(&host, gpu), ["MIG off"], "{fault}");
-            assert!(agent.gpu(gpu as u32).mig.is_some_and(|mig| !mig.pending), "{fault}");
+            assert!(agent.gpu(gpu as u32).mig.is_some_and(|mig| !mig.pending_mode()), "{fault}");
         }
         host.clear_faults();
     }
@@ -156,9 +157,10 @@ fn other_operations_are_refused_or_queued_during_reset() {
         .until("the first is reset", || around.calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(()));
     let refused = agent.begin(&["1"], LAYOUT).expect_err("nothing can be read");
     assert!(refused.code == Code::Resetting && refused.retryable, "{refused:?}");
-    let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["1"], "layout": { "entries": LAYOUT } })).error();
+    let plan =
+        agent.post("/v1/mig/plan", &json!({ "selectors": ["1"], "layout_source": { "entries": LAYOUT } })).error();
     assert_eq!(plan.code, Code::Resetting, "{plan:?}");
-    let body = json!({ "gpus": ["2"], "layout": { "entries": LAYOUT }, "wait_s": 60 });
+    let body = json!({ "selectors": ["2"], "layout_source": { "entries": LAYOUT }, "wait_s": 60 });
     let waiting = agent.begin_with(&body).expect("it waits");
     for operation in [first, waiting] {
         assert_eq!(agent.follow(operation).state, OperationState::Done, "{}", agent.log());

@@ -38,7 +38,8 @@ fn unknown_users_block_destruction() {
         assert!(status(&agent).contains(reason), "{code}: {}", status(&agent));
 
         for layout in [&["7g.80gb"][..], &["3g.40gb@0"], &["none"]] {
-            let plans = agent.post("/v1/mig/plan", &json!({"gpus": ["0"], "layout": {"entries": layout}})).json();
+            let plans =
+                agent.post("/v1/mig/plan", &json!({"selectors": ["0"], "layout_source": {"entries": layout}})).json();
             assert_eq!(plans["plans"][0]["steps"], json!([]), "{code} {layout:?}: {plans}");
             assert_eq!(plans["plans"][0]["error"]["code"], "driver_error", "{code} {layout:?}: {plans}");
             let refused = agent.begin(&["0"], layout).unwrap_err();

@@ -78,7 +78,7 @@ fn health(agent: &Agent) -> Health {
 
 /// Returns what health reports about nvidia-smi and levels, as one text.
 fn troubles(agent: &Agent) -> String {
-    let causes = health(agent).causes.into_iter();
+    let causes = health(agent).errors.into_iter();
     causes.map(|one| format!("{}: {}; ", one.message, one.causes.join("; "))).collect()
 }
 
@@ -96,7 +96,7 @@ fn level_is_set_at_start_and_not_again_by_next_agent() {
     assert!(view.since.is_some() && view.reason.is_none(), "{view:?}");
     assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
     assert_eq!(agent.gpu(1).timeslice, None);
-    assert!(health(&agent).causes.is_empty());
+    assert!(health(&agent).errors.is_empty());
     agent.wait_for_log("its time-slice level is long now, it was default");
     agent.stop();
     let calls = host.trace().len();
@@ -262,7 +262,7 @@ fn part_without_levels_is_reported_and_asked_once() {
     assert_eq!(gpu.drift, ["it has no time-slice levels, the config wants long"]);
     assert!(gpu.timeslice.unwrap().reason.unwrap().contains("Turing"));
     assert_eq!(around.take_calls().len(), 1);
-    assert!(health(&agent).causes.is_empty(), "it is no fault");
+    assert!(health(&agent).errors.is_empty(), "it is no fault");
     agent.await_that("its compute mode", || truth(&host)[0].1 == 3);
     // A part that reports it only when a level is set.
     host.clear_faults();
@@ -281,7 +281,7 @@ fn nvidia_smi_failures_are_reported_until_fixed() {
     let view = agent.until("why not", || Some(turns(&agent, 0)).filter(|view| view.reason.is_some()));
     assert_eq!((view.state, view.level), (TimesliceState::Known, Some(TimesliceLevel::Default)));
     assert!(view.reason.as_ref().unwrap().contains("Unknown Error"), "{view:?}");
-    assert_eq!(agent.gpu(0).drift, ["time-slice level is default, the config wants long"]);
+    assert_eq!(agent.gpu(0).drift, ["time-slice level is default, but the config says long"]);
     assert!(troubles(&agent).contains("has not the time-slice level long"), "{}", troubles(&agent));
     // nvidia-smi reports success, but the level did not change.
     host.clear_faults();

@@ -22,7 +22,7 @@ fn rule(how: &str) -> String {
 }
 
 fn wanted() -> Value {
-    json!({ "gpus": ["0"], "layout": "wanted" })
+    json!({ "selectors": ["0"], "layout_source": "wanted" })
 }
 
 /// Returns level and compute mode, read without the agent.

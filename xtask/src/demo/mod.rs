@@ -228,7 +228,7 @@ impl Drop for Worker {
 
 /// Puts a program to work in the instance that the tour names.
 fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worker> {
-    let id = used(tour, session)?["id"].as_u64().with_context(|| format!("GPU 0 has no {}", tour.used))?;
+    let id = used(tour, session)?["gi"].as_u64().with_context(|| format!("GPU 0 has no {}", tour.used))?;
     typed("sleep 600 &");
     let worker = Worker(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn()?);
     let pid = worker.0.id();
@@ -236,7 +236,7 @@ fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worke
     types(session, wrong, &line, 0)?;
     // The agent shows readings of up to a second of age; the demo goes on when it knows the program.
     let started = Instant::now();
-    while used(tour, session)?["compute"][0]["processes"][0].is_null() {
+    while used(tour, session)?["compute_instances"][0]["processes"][0].is_null() {
         if started.elapsed() > Duration::from_secs(30) {
             bail!("gpushd does not see pid {pid} at work");
         }

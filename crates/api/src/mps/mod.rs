@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{error::ApiError, operation::Actor};
+use crate::{error::ApiError, lease::Lease, operation::Actor};
 
 mod value;
 
@@ -184,7 +184,10 @@ pub struct MpsClient {
     /// Command line, for its owner and admins; at most 256 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// The share that it runs with; `None` when its environment names none of this daemon's.
+    /// The lease that it runs with, `L17`; `None` when its environment names no lease of its user on this target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<String>,
+    /// Removed with gpushctl's `mps env`; never set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
 }
@@ -203,13 +206,14 @@ pub struct MpsShare {
     #[serde(flatten)]
     pub settings: MpsSettings,
     /// When it was taken.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
     /// The process with whose end it ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub with_pid: Option<u32>,
     /// When it ends by itself, by the wall clock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at: Option<Timestamp>,
 }
@@ -237,26 +241,28 @@ pub struct MpsDaemon {
     /// of them, a second user. One sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
-    /// What it is wanted to be.
+    /// The desired policy: the rule's, with the settings that an administrator changed.
+    #[serde(rename = "desired_policy")]
     pub wanted: MpsPolicy,
-    /// What its rule says, where something else was set above it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Settings of its rule, when an administrator changed them.
+    #[serde(default, rename = "rule_settings", skip_serializing_if = "Option::is_none")]
     pub rule: Option<MpsSettings>,
-    /// What it said last that it has; `None` before it answered. A memory limit it tells in whole GiB.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Settings that the daemon reported last; absent before its first answer. It reports a memory limit in whole GiB.
+    #[serde(default, rename = "effective_settings", skip_serializing_if = "Option::is_none")]
     pub in_force: Option<MpsSettings>,
     /// Process id of the control daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// Since when it is in this state.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub since: Timestamp,
     /// When it is started again, while it backs off.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub next_start_at: Option<Timestamp>,
     /// When clients that are still there are ended, while it drains and was told so.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub clients_end_at: Option<Timestamp>,
     /// How often it failed within the time that counts.
@@ -289,12 +295,15 @@ pub struct MpsDaemon {
     /// Whether these are all: of a daemon that does not answer, the driver alone may know them, and not tell.
     #[serde(default = "yes")]
     pub clients_known: bool,
-    /// Shares that were taken and not given back.
+    /// Leases on the target that have not ended.
+    #[serde(default)]
+    pub leases: Vec<Lease>,
+    /// Sum of their percentages, rounded up.
+    #[serde(default)]
+    pub granted_percent: u32,
+    /// Removed with gpushctl's `mps env`; always empty.
     #[serde(default)]
     pub shares: Vec<MpsShare>,
-    /// What they come to together, percent, rounded up.
-    #[serde(default)]
-    pub shares_percent: u32,
 }
 
 impl MpsDaemon {
@@ -331,7 +340,7 @@ pub struct MpsSetRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
     /// Whether what was set before is taken back first, so that what is left out is the rule's again.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, rename = "clear", skip_serializing_if = "std::ops::Not::not")]
     pub reset: bool,
 }
 

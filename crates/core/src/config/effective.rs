@@ -126,7 +126,7 @@ impl Config {
                 .enumerate()
                 .map(|(position, rule)| RuleView {
                     name: rule.label(position),
-                    gpus: rule.matches.iter().map(ToString::to_string).collect(),
+                    selectors: rule.matches.iter().map(ToString::to_string).collect(),
                     mode: rule.mode,
                     layout: rule.layout.as_ref().map(|layout| match layout {
                         WantedLayout::Named(name) => vec![name.clone()],

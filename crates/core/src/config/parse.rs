@@ -51,11 +51,8 @@ fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> 
     let message = error.message().trim_end_matches('.').to_owned();
     if message.contains("duplicate key") {
         let name = text.get(span.clone()).unwrap_or_default().trim_matches(['"', '\'']).to_owned();
-        let problem = Problem::new(
-            span.clone(),
-            format!("{} stands here a second time", Quoted(&name)),
-            "keep one of the two".to_owned(),
-        );
+        let problem =
+            Problem::new(span.clone(), format!("{} is repeated here", Quoted(&name)), "keep one of the two".to_owned());
         let mut first = None;
         earlier(table.get_ref(), &name, span.start, &mut first);
         return match first.or_else(|| earlier_header(text, &name, span.start)) {

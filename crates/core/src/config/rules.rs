@@ -195,7 +195,7 @@ fn mode(reader: &mut Reader<'_>, table: &DeTable<'_>, header: &Range<usize>, mea
             reader.report(Problem::new(
                 text.span,
                 format!("mode `{name}` is not built yet"),
-                format!("use one of: {}; \"unmanaged\" leaves the GPUs to whoever shares them now", built.join(", ")),
+                format!("use one of: {}; \"unmanaged\" leaves the GPUs as they are", built.join(", ")),
             ));
             None
         }

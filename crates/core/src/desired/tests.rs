@@ -73,7 +73,8 @@ fn process(pid: u32) -> Process {
     }
 }
 
-/// A GPU instance as the driver would show it, with compute instances by name; none = whole.
+/// Returns a GPU instance as the driver would report it, with compute instances by name; none means one for the
+/// whole.
 fn instance(gpu: &Gpu, id: u32, profile: &str, start: u8, compute: &[&str]) -> GpuInstance {
     let of = gpu.mig.as_ref().unwrap().profiles.iter().find(|p| p.name == profile).unwrap();
     let compute = if compute.is_empty() { &[profile][..] } else { compute };
@@ -109,7 +110,7 @@ fn one(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> GpuPlan {
     plans.remove(0)
 }
 
-/// Carries out a plan on paper.
+/// Applies a plan to the data of a GPU.
 fn carry_out(gpu: &mut Gpu, plan: &GpuPlan) {
     let profiles = gpu.mig.as_ref().unwrap().profiles.clone();
     let mig = gpu.mig.as_mut().unwrap();
@@ -241,7 +242,7 @@ fn mig_mode_that_is_off() {
     let off = |preset: &str, change: &dyn Fn(&mut Gpu)| {
         let mut gpu = preset::gpus(preset).unwrap().remove(0);
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
         change(&mut gpu);
         let layout = if preset == "rtx-pro-6000x2" { "4g.96gb" } else { "1g.10gb*7" };
         let layout = if preset == "dgx-b200" { "7g.180gb" } else { layout };
@@ -263,10 +264,10 @@ fn mig_mode_that_is_off() {
             && plan.instance_steps().count() > 0
             && plan.error.is_none()
     );
-    // Somebody has asked for it already: the same is left to do.
-    let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
+    // The mode is already pending: the same steps are left.
+    let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
     assert!(plan.mig_mode() == Some(true) && plan.reset().is_some() && plan.error.is_none());
-    let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
+    let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
     assert!(
         plan.mig_mode() == Some(true) && plan.reset().is_some(),
         "a mode that hangs in the air takes a reset everywhere"
@@ -276,13 +277,13 @@ fn mig_mode_that_is_off() {
     let error = plan.error.unwrap();
     assert_eq!((error.code, error.causes), (Code::Blocked, vec!["held by pid 4711 (ada, python train.py)".to_owned()]));
     assert!(plan.steps.is_empty());
-    // A layout that can't be is told as such, whatever the mode.
+    // An impossible layout is reported as such, whatever the mode.
     let mut gpu = host().remove(0);
     gpu.mig.as_mut().unwrap().enabled = false;
     let plan = one(&Config::default(), &[gpu.clone()], &request(&["0"], entries("7g.80gb*2")));
     assert!(matches!(plan.refusal, Some(Refusal::TooMany { .. })), "{:?}", plan.refusal);
-    // Nothing wanted of a GPU with MIG off: nothing to do.
-    gpu.mig.as_mut().unwrap().pending = false;
+    // A GPU with MIG off and no desired instances needs nothing.
+    gpu.mig.as_mut().unwrap().set_mode(false, false);
     let plan = one(&Config::default(), &[gpu], &request(&["0"], LayoutSource::Named("none".to_owned())));
     assert!(plan.refusal.is_none() && plan.is_empty());
 }
@@ -304,10 +305,10 @@ fn mig_mode_goes_off_after_the_instances_and_takes_a_reset_on_ampere_alone() {
     let services = "[mode_change]\nservices = [\"nvidia-dcgm\"]\nbefore = \"/x/y\"\n";
     let reset = whole(&gpus, services).unwrap().reset().cloned().unwrap();
     assert_eq!((reset.services, reset.hooks), (vec!["nvidia-dcgm".to_owned()], vec!["/x/y".to_owned()]));
-    // Pending on, still off: taken back without a reset.
+    // Pending on, but still off: reverted without a reset.
     let pending = |gpu: &mut Gpu, enabled, pending| {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (enabled, pending);
+        mig.set_mode(enabled, pending);
     };
     pending(&mut gpus[0], false, true);
     let plan = whole(&gpus, "").unwrap();
@@ -319,7 +320,7 @@ fn mig_mode_goes_off_after_the_instances_and_takes_a_reset_on_ampere_alone() {
     gpus[0].processes.push(process(4711));
     let plan = whole(&gpus, "").unwrap();
     assert!(plan.mig_mode() != Some(false) && matches!(plan.refusal, Some(Refusal::Held { .. })));
-    // What a rule calls unmanaged is not touched.
+    // A GPU with an unmanaged rule is not touched.
     gpus[0].processes.clear();
     let unmanaged = "[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n";
     assert_eq!(whole(&gpus, unmanaged).unwrap_err().code, Code::Conflict);
@@ -332,7 +333,7 @@ fn what_is_reset_together_must_be_free_or_change_with_it() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     for gpu in &mut gpus {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
     }
     let config = Config::parse("[mode_change]\nreset_together = [\"0-1\", \"2-7\"]\n", "test").unwrap();
     let plan =

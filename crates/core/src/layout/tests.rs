@@ -142,7 +142,7 @@ fn names_and_entries_never_meet() {
     }
 }
 
-/// What is too large is refused as one error whatever its size, and the errors of one text share it.
+/// A layout that is too large gets a single error, whatever its size, and errors in one text share that text.
 #[test]
 fn too_large_a_layout_costs_one_error() {
     let commas = ",".repeat(64_000);
@@ -176,7 +176,7 @@ fn the_largest_layout_is_read_and_one_more_instance_is_not() {
     let mut more = most;
     more.extend(["1g.10gb", "1g.10gb"].map(str::to_owned));
     let errors = Layout::parse_all(&more).unwrap_err();
-    // At the entry that is too many, and once.
+    // At the first excess entry, and once.
     assert_eq!((errors.len(), errors[0].item), (1, 8));
     assert_eq!(errors[0].message, "with this entry the layout has more than 64 instances");
     assert!(Layout::parse(&"1g.10gb*8,".repeat(3500)).is_err());

@@ -1,37 +1,36 @@
-//! The planner: from what a GPU holds to what it shall hold, exactly and at the least cost.
+//! The planner: exact, minimal plans from the present instances of a GPU to the requested ones.
 //!
 //! ```text
 //! Layout ──resolve──► Target ─┐
 //!                             ├─► arrange ──► steps      the plan
-//! what stands, who uses it ───┘       │
+//! instances and their users ──┘       │
 //!                                     └─────► refusal    the smallest reason why not
 //! ```
 //!
-//! What holds of every plan: instances in use stay, fixed placements are met, and at no step are
-//! slices, engines or numbers exceeded, so that the driver has no cause to refuse one. Among all
-//! such plans it is one that destroys, in this order, fewest instances that hold an MPS
-//! daemon, fewest GPU instances, fewest compute instances in GPU instances that stay, and fewest
-//! memory slices; that leaves the most (profile, placement) pairs to be made later; and that
-//! stands lowest, by start and then profile id. There is no better one, which `tests/oracle.rs`
-//! shows by trying them all.
+//! Every plan satisfies these constraints: instances in use stay, fixed placements are used, and no step
+//! exceeds slices, engines or numbers, so the driver has no reason to refuse one. Among these plans, it
+//! minimises in this order: destroyed instances with an MPS daemon, destroyed GPU instances,
+//! destroyed compute instances in GPU instances that stay, and destroyed memory slices. Then it maximises the
+//! (profile, placement) pairs that remain possible, and prefers low placements, by start and then profile id.
+//! `tests/oracle.rs` proves by exhaustive search that there is no better plan.
 //!
-//! A compute instance is *in use* when a process runs in it, or when it is leased, idle or not. When the driver
-//! charges a process to a GPU instance without saying in which compute instance, all its compute instances are taken
-//! to be in use, and none is added.
+//! A compute instance is *in use* if a process runs in it, or if it is leased, idle or not. If the driver assigns a
+//! process to a GPU instance without naming the compute instance, all its compute instances count as in use, and none
+//! is added.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `target` | what is wanted, resolved against one geometry |
+//! | `target` | a layout resolved against one geometry |
 //! | `packing` | how many GPU instances a list of compute instances needs |
-//! | `capacity` | what a target takes in all |
+//! | `capacity` | the total demand of a target |
 //! | `arrange` | the best arrangement of GPU instances |
 //! | `compute` | the same within one GPU instance |
 //! | `search` | the exact search that both use |
 //! | `objective` | what it minimises |
 //! | `steps` | the arrangement as ordered steps |
 //! | `refusal` | why there is none |
-//! | `beside` | what of a previous layout can stand beside what must stay |
-//! | `outcome` | what stands after a plan, and what is none of its doing |
+//! | `beside` | the part of a previous layout that can be restored |
+//! | `outcome` | the instances after a plan, and foreign instances |
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,10 +56,10 @@ pub use beside::{Beside, Missing, beside};
 pub use outcome::{entries, others, outcome};
 pub use target::{Target, Wanted, WantedCompute};
 
-/// What is to be done, and what stays.
+/// A plan: its steps, and the instances that stay.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// Steps in order; empty when the GPU is as wanted.
+    /// Steps in order; empty if the GPU already has the target.
     pub steps: Vec<InstanceStep>,
     /// Ids of the GPU instances that stay, by placement.
     pub keeps: Vec<u32>,
@@ -118,18 +117,19 @@ impl Holds {
     }
 }
 
-/// The plan that takes a GPU from `instances` to `target`.
+/// Returns the plan that takes a GPU from `instances` to `target`.
 ///
 /// # Errors
-/// The smallest reason why there is none.
+/// The smallest reason why there is no plan.
 pub fn plan(geometry: &Geometry, instances: &[GpuInstance], target: &Target) -> Result<Plan, Refusal> {
     plan_around(geometry, instances, target, &Holds::default())
 }
 
-/// The plan that takes a GPU from `instances` to `target` and spares what is held.
+/// Returns the plan that takes a GPU from `instances` to `target` and avoids destroying `holds`.
 ///
 /// # Errors
-/// The smallest reason why there is none. Leased instances are in use; MPS daemons are spared where possible.
+/// The smallest reason why there is no plan. Leased instances are in use; instances with an MPS daemon are only avoided
+/// where possible.
 pub fn plan_around(
     geometry: &Geometry,
     instances: &[GpuInstance],

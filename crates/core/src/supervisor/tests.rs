@@ -114,7 +114,7 @@ fn one_that_is_found_alive_is_adopted_with_its_pid_and_none_is_started_beside() 
     assert_eq!(one.step(&Event::Wanted(true), at(0)), []);
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), []);
     assert_eq!(one.state(), &State::Ready { pid: PID, silences: 0 });
-    // One without clients as well, and one that nobody wants is not killed for being found.
+    // The same holds without clients; and a daemon that is not wanted is not killed for being found.
     let mut other = Supervisor::new(Policy::default());
     assert_eq!((other.step(&Event::Found { pid: PID }, at(0)), other.pid()), (vec![], Some(PID)));
     let mut silent = other.clone();
@@ -181,7 +181,7 @@ fn one_that_is_found_is_left_as_it_is_until_it_is_said_whether_it_is_wanted() {
         assert!(matches!(one.step(&Event::Wanted(false), at(2))[..], [Effect::Quit]));
         assert!(!one.may_go_on());
     }
-    // A daemon that never answered is killed once it is wanted, and known to have no client.
+    // A daemon that never answered is killed once it is desired and known to have no clients.
     let mut one = Supervisor::new(Policy::default());
     one.step(&Event::Found { pid: PID }, at(0));
     assert_eq!(one.step(&Event::Wanted(true), at(1)), []);
@@ -203,7 +203,7 @@ fn one_whose_ear_somebody_else_has_lets_nobody_in_and_is_not_killed() {
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(100)), []);
 }
 
-/// A daemon as the world has it.
+/// The real daemon.
 #[derive(Debug, Default)]
 struct World {
     alive: bool,
@@ -211,8 +211,8 @@ struct World {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: never two daemons, nobody admitted to one that does not serve,
-    /// none killed under its clients unasked, and what is wanted is never forgotten.
+    /// In any order of events: there are never two daemons, users are admitted only to a daemon that serves, a
+    /// daemon is never killed unasked while it has clients, and the desired state is always pursued.
     #[test]
     fn never_two_never_killed_under_clients(
         happens in proptest::collection::vec((0_u8..13, 0_u64..40), 1..300),
@@ -232,7 +232,7 @@ proptest! {
                     (world.alive, world.clients) = (false, 0);
                     Event::Ended
                 }
-                // Clients come only while they are admitted, and go when they like.
+                // Clients connect only while they are admitted, and disconnect at any time.
                 5 if admitted => {
                     world.clients += 1;
                     Event::Clients(Some(world.clients))
@@ -266,7 +266,7 @@ proptest! {
             admitted = one.admits();
             let serves = matches!(one.state(), State::Ready { .. });
             prop_assert!(!admitted || serves, "{:?}", one.state());
-            // A daemon that is wanted and not there has a next step, or was given up.
+            // A daemon that is desired but absent has a next step, or was given up.
             if one.wanted() && !world.alive {
                 prop_assert!(one.due().is_some() || *one.state() == State::GivenUp, "{:?}", one.state());
             }

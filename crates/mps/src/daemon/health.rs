@@ -213,7 +213,7 @@ impl Health {
         let faulty = self.servers.iter().find(|(_, state)| *state == Some(MpsServerState::Fault));
         if let Some((server, _)) = faulty {
             return Some(format!(
-                "server {server} met a fatal fault of a client: it takes nobody until those concerned have ended"
+                "server {server} has a fatal fault of a client: it accepts no client until the faulty clients have ended"
             ));
         }
         if let Some((server, since, _)) = self.starting.iter().find(|(.., late)| *late) {

@@ -174,9 +174,9 @@ impl SupervisorTask {
         }
         let changes = settings.changes.join(", ");
         if was_applied {
-            tracing::warn!(mps = self.target, "somebody changed it past gpushd: it had {changes}; set back");
+            tracing::warn!(mps = self.target, "another program changed its settings to {changes}; restored");
             let at = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default();
-            self.drift = Some(format!("somebody changed it past gpushd: it had {changes}; set back at {at}"));
+            self.drift = Some(format!("another program changed its settings to {changes}; restored at {at}"));
         } else {
             tracing::info!(mps = self.target, "it had {changes}: set");
         }

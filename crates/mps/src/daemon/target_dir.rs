@@ -278,7 +278,7 @@ pub(super) fn directory(path: &Path, mode: u32) -> io::Result<()> {
     }
     let meta = fs::symlink_metadata(path)?;
     if !meta.is_dir() {
-        return Err(io::Error::other(format!("{} is no directory", path.display())));
+        return Err(io::Error::other(format!("{} is not a directory", path.display())));
     }
     // Fails if the directory belongs to another user.
     fs::set_permissions(path, Permissions::from_mode(mode))

@@ -390,7 +390,7 @@ impl SupervisorTask {
                         "hangs with {} and is left alone for their sake",
                         match self.supervisor.clients() {
                             Some(clients) => format!("{clients} clients"),
-                            None => "clients that nobody can tell".to_owned(),
+                            None => "clients that cannot be listed".to_owned(),
                         }
                     ),
                 }

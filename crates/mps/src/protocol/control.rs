@@ -35,7 +35,7 @@ pub enum ControlError {
     #[error(transparent)]
     Session(#[from] SessionError),
     /// Another process held the control connection until the deadline: an open front-end, or a connection that hangs.
-    #[error("somebody else has the control daemon's ear")]
+    #[error("another process holds the daemon's control connection")]
     Busy,
     /// The daemon refused the command.
     #[error("the control daemon refused `{command}`: {said}")]
@@ -55,7 +55,7 @@ pub enum ControlError {
     #[error("the server starts or ends, and the control daemon did not ask it")]
     ServerBusy,
     /// The daemon reported success and has another value.
-    #[error("the control daemon was told {told} and has {has}")]
+    #[error("the control daemon was set to {told} but reports {has}")]
     NotSet {
         /// The command.
         told: String,

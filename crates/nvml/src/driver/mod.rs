@@ -7,7 +7,7 @@
 //!
 //! One file per subject: `load` the library, `system` versions, `lookup` of GPUs, `reading` of a whole GPU,
 //! `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode` (MIG), `compute_mode`,
-//! `processes`, `events`, `nvlink`, and `names` for drivers too old to name their profiles.
+//! `processes`, `events`, `nvlink`, `sensors`, and `names` for drivers too old to name their profiles.
 #![allow(unsafe_code)] // NVML is a C library: every call into it is unsafe.
 
 use nvml_wrapper::{Nvml, error::NvmlError};
@@ -38,6 +38,7 @@ mod nvlink;
 mod processes;
 mod profiles;
 mod reading;
+mod sensors;
 mod system;
 
 pub use events::EventSet;

@@ -68,6 +68,7 @@ impl Gpu<'_> {
                 mig: None,
                 compute_mode,
                 nvlink,
+                sensors: self.sensors(),
                 processes,
                 processes_known,
                 rows,
@@ -93,7 +94,7 @@ impl Gpu<'_> {
         let profiles = self.read_profiles(cache, &identity, mode.enabled, &mut warnings);
         let mig = Mig {
             enabled: mode.enabled,
-            pending: mode.pending,
+            reset_pending: mode.enabled != mode.pending,
             memory_slices: profiles
                 .iter()
                 .flat_map(|p| &p.placements)
@@ -111,6 +112,7 @@ impl Gpu<'_> {
             mig: Some(mig),
             compute_mode,
             nvlink,
+            sensors: self.sensors(),
             processes,
             processes_known,
             rows,

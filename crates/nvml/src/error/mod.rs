@@ -143,7 +143,7 @@ impl DriverError {
         let id = self.gpu.as_deref().unwrap_or("GPU");
         Some(match self.kind {
             ErrorKind::DriverNotLoaded => {
-                "load the kernel module: `modprobe nvidia`; gpushd goes on by itself then".to_owned()
+                "load the kernel module: `modprobe nvidia`; gpushd continues then".to_owned()
             }
             ErrorKind::LibRmVersionMismatch => {
                 "the driver was updated under a running kernel module: reboot, or reload the module \

@@ -29,7 +29,7 @@ impl Hardware {
             other => return other,
         };
         let Some(object) = self.unused(&request).await else { return Err(error) };
-        tracing::warn!(%error, "nobody is seen to use it: once more in a fresh driver session");
+        tracing::warn!(%error, "no process uses it: trying again in a new driver session");
         if let Err(stuck) = self.restart().await {
             tracing::warn!(error = %stuck, "the driver session can't be ended");
             return Err(error);

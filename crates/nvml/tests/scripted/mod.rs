@@ -122,6 +122,7 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
             processes: Vec::new(),
             processes_known: true,
             nvlink: None,
+            sensors: gpush_api::Sensors::default(),
             rows: None,
             warnings: Vec::new(),
         })),

@@ -8,11 +8,11 @@ use std::{fmt::Write as _, path::Path};
 
 use gpush_api::{
     Actor, GpuInstance, GpuPlan, LeaseBinding, LeaseHolder, LeaseKind, LeaseMember, LeaseRequest, MemberShare, Mig,
-    MpsSettings, Placement, Priority,
+    Placement, Priority,
 };
 use gpush_store::{
-    AuditQuery, GpuIntent, Intent, LeaseHistory, LeaseTerms, NewAudit, NewCondition, NewLease, NewMpsShare,
-    NewOperation, NewOverride, Note, Opened, Options, ProcessId, Store, StoreError, View,
+    AuditQuery, GpuIntent, Intent, LeaseHistory, LeaseTerms, NewAudit, NewCondition, NewLease, NewOperation,
+    NewOverride, Note, Opened, Options, Store, StoreError, View,
 };
 
 pub(crate) fn actor(uid: u32) -> Actor {
@@ -45,16 +45,6 @@ pub(crate) fn lease_terms(targets: &[&str]) -> LeaseTerms {
     LeaseTerms { members: targets.iter().map(member).collect(), expires_at: None }
 }
 
-pub(crate) fn share_of(target: &str, uid: u32) -> NewMpsShare {
-    NewMpsShare {
-        target: target.to_owned(),
-        by: actor(uid),
-        settings: MpsSettings { percentage: "12.5".parse().unwrap(), ..MpsSettings::default() },
-        process: Some(ProcessId { pid: 4711, start: 815 }),
-        expires_at: None,
-    }
-}
-
 /// Returns a realistic intent: one GPU with seven previous instances.
 pub(crate) fn intent(mark: u64) -> Intent {
     let instance = |id: u32| GpuInstance {
@@ -68,7 +58,7 @@ pub(crate) fn intent(mark: u64) -> Intent {
     };
     let before = Mig {
         enabled: true,
-        pending: true,
+        reset_pending: false,
         memory_slices: 8,
         compute_slices: 7,
         instances: (0..7).map(instance).collect(),
@@ -149,9 +139,6 @@ pub(crate) fn everything(view: &View<'_>) -> Result<String, StoreError> {
         writeln!(text, "{one:?}").unwrap();
     }
     for one in view.conditions()? {
-        writeln!(text, "{one:?}").unwrap();
-    }
-    for one in view.mps_shares()? {
         writeln!(text, "{one:?}").unwrap();
     }
     for one in view.open_leases()? {

@@ -14,8 +14,9 @@ mod run;
 mod share;
 mod shell;
 
-use gpush_api::{Gpu, Mode, MpsDaemon, MpsEndRequest, MpsSetRequest};
+use gpush_api::{Gpu, Mode, MpsClient, MpsDaemon, MpsEndRequest, MpsSetRequest};
 use gpush_client::Client;
+use serde::Serialize;
 
 use self::follow::{Change, Watch};
 use crate::{
@@ -24,6 +25,31 @@ use crate::{
     output::Output,
     render::mps::{change, clients, list, show},
 };
+
+/// An MPS client in `gpushctl mps clients -o json`, with the target whose daemon it uses.
+#[derive(Debug, Serialize)]
+struct ListedClient<'d> {
+    target: &'d str,
+    uuid: &'d str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<&'d str>,
+    #[serde(flatten)]
+    client: &'d MpsClient,
+}
+
+impl<'d> ListedClient<'d> {
+    fn of(daemon: &'d MpsDaemon) -> impl Iterator<Item = Self> {
+        daemon.clients.iter().map(|client| Self {
+            target: &daemon.target,
+            uuid: &daemon.uuid,
+            gpu: daemon.gpu,
+            device: daemon.device.as_deref(),
+            client,
+        })
+    }
+}
 
 pub(super) fn run(global: &Global, command: Mps, out: &Output) -> Outcome {
     match command {
@@ -49,7 +75,8 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
                 Some(target) => vec![client.mps_daemon(&target).await?],
                 None => of_gpus(client, &which.gpus).await?,
             };
-            out.list(&daemons, |look| clients::all(&daemons, look))?;
+            let document: Vec<ListedClient<'_>> = daemons.iter().flat_map(ListedClient::of).collect();
+            out.list(&document, |look| clients::all(&daemons, look))?;
         }
         Mps::Set { of, ceilings, reset } => {
             let Ceilings { percentage, memory, priority } = ceilings;

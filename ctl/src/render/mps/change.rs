@@ -14,7 +14,7 @@ pub(crate) fn ended(daemon: &MpsDaemon, look: &Look) -> String {
     let (word, style) = state(daemon.state);
     let what = match (daemon.state, daemon.pid) {
         (MpsState::Ready, Some(pid)) => format!(", its daemon is pid {pid}"),
-        (MpsState::Stopped, _) if daemon.ends.is_some() => "; nothing wants it any more".to_owned(),
+        (MpsState::Stopped, _) if daemon.ends.is_some() => "; it is no longer needed".to_owned(),
         (MpsState::Stopped, _) => format!("; `gpushctl mps start {}` brings it back", typed(daemon, look)),
         _ => String::new(),
     };
@@ -62,7 +62,7 @@ pub(crate) fn set(set: &MpsSet, look: &Look) -> String {
     let daemon = &set.daemon;
     let mut out = match &daemon.in_force {
         Some(now) => format!(
-            "{}: in force are {} % for each client, memory {}, priority {}\n",
+            "{}: {} % for each client, memory {}, priority {}\n",
             label(daemon, look),
             now.percentage,
             memory(now.memory_limit_mib),

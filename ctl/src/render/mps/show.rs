@@ -66,11 +66,11 @@ fn life(daemon: &MpsDaemon, look: &Look) -> String {
     let whose = match (daemon.state, admitted(daemon, look).filter(|_| !daemon.shares.is_empty()), daemon.wanted.users)
     {
         (MpsState::Ready, Some(user), MpsUsers::One) => format!("{user}; others once the shares of {user} have ended"),
-        (MpsState::Ready, Some(user), MpsUsers::Many) => format!("{user}, and others beside"),
-        (MpsState::Ready, None, _) => "nobody: no share is taken".to_owned(),
-        (other, ..) => format!("nobody: {}", state(other).0),
+        (MpsState::Ready, Some(user), MpsUsers::Many) => format!("{user} and other users"),
+        (MpsState::Ready, None, _) => "no user: no share is taken".to_owned(),
+        (other, ..) => format!("no user: {}", state(other).0),
     };
-    out += &fact("let in", &whose, look);
+    out += &fact("admitted", &whose, look);
     // A path is there to be copied: it never breaks.
     for (name, path) in [("sockets", &daemon.pipe_directory), ("logs", &daemon.log_directory)] {
         if let Some(path) = path {
@@ -94,7 +94,7 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
     };
     let row = |name: &str, wanted: String, other: Option<(String, bool)>| {
         let (value, same) = other.unwrap_or_else(|| (NONE.to_owned(), true));
-        let mark = if same { String::new() } else { words(NOTE, "! not as wanted") };
+        let mark = if same { String::new() } else { words(NOTE, "! not as desired") };
         vec![name.to_owned(), wanted, value, mark]
     };
     let rows = vec![
@@ -119,7 +119,7 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
     let mut out = section("Settings") + &table(&columns, rows, INDENT, look);
     if let Some(rule) = &daemon.rule {
         let text = format!(
-            "by hand; the rule says {} %, memory {}, priority {}. `gpushctl mps set {} --reset` goes back to it",
+            "set by an administrator; the rule says {} %, memory {}, priority {}. `gpushctl mps set {} --reset` restores it",
             rule.percentage,
             memory(rule.memory_limit_mib),
             rule.priority,
@@ -137,7 +137,7 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
     out += &fact("shares", &format!("{} % at most together{over}", policy.shares_percent), look);
     if daemon.device.is_none() {
         let mode = match policy.compute_mode {
-            MpsComputeMode::ExclusiveProcess => "exclusive process: nobody gets past MPS",
+            MpsComputeMode::ExclusiveProcess => "exclusive process: programs cannot bypass MPS",
             MpsComputeMode::Keep => "left as it is: programs may get past MPS",
         };
         out += &fact("compute mode", mode, look);
@@ -151,7 +151,7 @@ fn servers(daemon: &MpsDaemon, look: &Look) -> String {
     }
     let row = |server: &gpush_api::MpsServer| {
         let state = server.state.map_or_else(
-            || "not told".to_owned(),
+            || "not known".to_owned(),
             |state| {
                 let (word, style) = server_state(state);
                 words(style, word)

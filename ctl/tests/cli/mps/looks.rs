@@ -77,9 +77,9 @@ fn version() -> Version {
 fn health() -> Health {
     Health {
         status: HealthStatus::Ok,
-        causes: Vec::new(),
+        errors: Vec::new(),
         simulated: true,
-        gpus: 2,
+        gpu_count: 2,
         maintenance: None,
         layouts_at_start: None,
         pid: 812,
@@ -93,6 +93,7 @@ fn whole(host: &Host, mode: Mode, mps: fn() -> Answer) -> Agent {
         "/v1/health" => Answer::ok(&health()),
         "/v1/gpus" | "/v1/gpus?profiles=true" => Answer::ok(&gpus(mode)),
         "/v1/mps" => mps(),
+        "/v1/leases" => Answer::ok::<[gpush_api::Lease]>(&[]),
         other => panic!("not asked for: {other}"),
     })
 }
@@ -104,7 +105,7 @@ fn status_asks_for_mps_only_where_there_is_some() {
     let agent = whole(&host, Mode::Mps, shared);
     let text = host.run(&["status", "--brief", "--gpu", "0"]);
     assert!(text.contains("MPS  ready  2/48 clients") && text.contains("25/100% given  alice"), "{text}");
-    assert_eq!(agent.asked(), ["GET /v1/version", "GET /v1/health", "GET /v1/gpus", "GET /v1/mps"]);
+    assert_eq!(agent.asked(), ["GET /v1/version", "GET /v1/health", "GET /v1/gpus", "GET /v1/mps", "GET /v1/leases"]);
     let document: serde_json::Value =
         serde_json::from_slice(&host.command(&["status", "--json"]).output().unwrap().stdout).unwrap();
     assert_eq!(serde_json::from_value::<Vec<MpsDaemon>>(document["mps"].clone()).unwrap(), [busy(), idle_device()]);
@@ -114,7 +115,7 @@ fn status_asks_for_mps_only_where_there_is_some() {
     let agent = whole(&host, Mode::Exclusive, shared);
     let text = host.run(&["status", "--json"]);
     assert!(!text.contains("\"mps\":"), "{text}");
-    assert_eq!(agent.asked().len(), 3, "{:?}", agent.asked());
+    assert_eq!(agent.asked().len(), 4, "{:?}", agent.asked());
 
     // That it can't be told hides nothing else.
     let host = Host::new();
@@ -134,9 +135,13 @@ fn json_is_the_types_of_the_api() {
         (serde_json::from_slice(&output.stdout).unwrap(), output.status.code())
     }
     let all = vec![busy(), idle_device()];
-    assert_eq!(json(&host, &["mps", "list"]), (all.clone(), Some(0)));
-    assert_eq!(json(&host, &["mps", "clients"]), (all, Some(0)));
-    assert_eq!(json(&host, &["mps", "clients", "0"]), (vec![busy()], Some(0)));
+    assert_eq!(json(&host, &["mps", "list"]), (all, Some(0)));
+    // A document of its own: one object for each client, with its target.
+    for which in [&["mps", "clients"][..], &["mps", "clients", "0"]] {
+        let (clients, code) = json::<Vec<serde_json::Value>>(&host, which);
+        assert_eq!((clients.len(), code), (busy().clients.len(), Some(0)), "{which:?}");
+        assert_eq!((&clients[0]["target"], &clients[0]["uuid"]), (&busy().target.into(), &busy().uuid.into()));
+    }
     assert_eq!(json(&host, &["mps", "show", "0"]), (busy(), Some(0)));
     assert_eq!(json::<MpsSet>(&host, &["mps", "set", "0", "--percentage", "50"]).1, Some(0));
     assert_eq!(json::<MpsLogs>(&host, &["mps", "logs", "0"]).0.files.len(), 1);

@@ -45,6 +45,7 @@ fn client(pid: u32) -> MpsClient {
         uid: Some(1000),
         user: Some("alice".into()),
         command: Some("python train.py".into()),
+        lease: None,
         share: Some("s12".into()),
     }
 }
@@ -78,13 +79,15 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
         servers: if clients.is_empty() { Vec::new() } else { vec![server] },
         clients: clients.to_vec(),
         clients_known: true,
+        leases: Vec::new(),
         shares: if clients.is_empty() { Vec::new() } else { vec![share("s12")] },
-        shares_percent: if clients.is_empty() { 0 } else { 25 },
+        granted_percent: if clients.is_empty() { 0 } else { 25 },
     }
 }
 
 fn busy() -> MpsDaemon {
-    let stranger = MpsClient { pid: None, server: None, uid: None, user: None, command: None, share: None };
+    let stranger =
+        MpsClient { pid: None, server: None, uid: None, user: None, command: None, lease: None, share: None };
     daemon(MpsState::Ready, 0, &[client(5120), stranger])
 }
 
@@ -128,16 +131,17 @@ fn processes(strays: bool) -> GpuProcesses {
         unit: Some("session-4.scope".into()),
         slurm_job: None,
         serves: None,
+        lease: None,
         share: None,
         allowed: false,
         stray: None,
-        done: None,
+        stray_action: None,
     };
     let owner = GpuProcess { share: Some("s12".into()), ..one(5120, "alice", "python train.py") };
     let mut stray = one(7001, "mallory", "./miner");
     stray.process.kind = ProcessKind::Compute;
     stray.stray = Some("it has no share of GPU 0".into());
-    stray.done = Some("left alone".into());
+    stray.stray_action = Some("left alone".into());
     let mut all = GpuProcesses { policy: StrayPolicy::Warn, processes: vec![owner], unseen: Vec::new() };
     if strays {
         all.processes.push(stray);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path, process::Stdio};
 
-use gpush_api::{GpuState, MpsState, OperationSummary};
+use gpush_api::{GpuState, LeaseState, MpsState, OperationSummary};
 use gpush_tests::{
     agent::truth,
     mps::{Role, base, becomes, is_open, parts},
@@ -79,30 +79,30 @@ fn driver_calls_are_of_operations(world: &mut World) {
     check(world, calls.is_empty(), || format!("the driver was asked to change a MIG GPU: {calls:?}"));
 }
 
-/// Checks that state, pid and shares match the model, and that only users of shares can enter the pipe
-/// directory.
+/// State, pid and leases are those of the model; the pipe directory is open to holders of leases only.
 fn targets_are_those_of_the_model(world: &mut World) {
     for name in MPS {
         let target = &world.targets[name];
         let state = if target.stopped { MpsState::Stopped } else { MpsState::Ready };
-        let ids: BTreeSet<String> = target.shares.iter().map(|share| share.id.clone()).collect();
+        let ids: BTreeSet<String> = target.leases.iter().map(|lease| lease.id.clone()).collect();
         let clients = target.clients.len();
         let pid = (!target.stopped).then_some(target.pid.cast_unsigned());
-        // A share ends a moment after its process, and gpushd polls a daemon at most once a second.
+        // A lease ends a moment after its process, and a daemon is asked at most once a second.
         let now = becomes(
             world.agent(),
             name,
             &format!("as the model: {state:?} {pid:?} {ids:?}, {clients} clients"),
             |now| {
-                let shares: BTreeSet<String> = now.shares.iter().map(|share| share.id.clone()).collect();
-                now.state == state && shares == ids && now.pid == pid && now.clients.len() == clients
+                let active = now.leases.iter().filter(|lease| lease.state == LeaseState::Active);
+                let leases: BTreeSet<String> = active.map(|lease| lease.id.to_string()).collect();
+                now.state == state && leases == ids && now.pid == pid && now.clients.len() == clients
             },
         );
         let admits = !ids.is_empty() && !world.targets[name].stopped;
         if let Some(pipe) = &now.pipe_directory {
             world.agent().await_that("access to the pipe directory", || is_open(Path::new(pipe)) == admits);
         } else {
-            check(world, !admits, || format!("{name} has shares and no pipe directory"));
+            check(world, !admits, || format!("{name} has leases and no pipe directory"));
         }
         world.checks += 2;
     }

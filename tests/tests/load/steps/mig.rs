@@ -78,7 +78,7 @@ fn names(gpus: &[usize]) -> Vec<String> {
 
 fn carry_out(world: &mut World, gpus: &[usize], layout: &'static [&'static str]) {
     world.operates = true;
-    match world.agent().begin_with(&json!({ "gpus": names(gpus), "layout": { "entries": layout } })) {
+    match world.agent().begin_with(&json!({ "selectors": names(gpus), "layout_source": { "entries": layout } })) {
         Ok(begun) => {
             let operation = world.agent().follow(begun);
             judge(world, &operation, gpus, layout);
@@ -115,7 +115,8 @@ pub(super) fn apply_and_kill(world: &mut World, dice: &mut Dice) -> bool {
     world.operates = true;
     // Slow enough for the kill to come at any step.
     world.host.fault(&format!("nvmlDeviceCreateGpuInstance* --gpu {gpu} --delay-ms {}", 1 + dice.below(30)));
-    let begun = world.agent().begin_with(&json!({ "gpus": names(&[gpu]), "layout": { "entries": layout } }));
+    let begun =
+        world.agent().begin_with(&json!({ "selectors": names(&[gpu]), "layout_source": { "entries": layout } }));
     let pause = std::time::Duration::from_millis(dice.below(40) as u64);
     if begun.is_ok() {
         std::thread::sleep(pause);
@@ -139,7 +140,7 @@ pub(super) fn wait_and_cancel(world: &mut World, dice: &mut Dice) -> bool {
     let Some(gpu) = MIG.into_iter().find(|gpu| !world.cuts[*gpu].held.is_empty()) else { return false };
     let layout = layout(dice);
     world.operates = true;
-    let body = json!({ "gpus": names(&[gpu]), "layout": { "entries": layout }, "wait_s": 600 });
+    let body = json!({ "selectors": names(&[gpu]), "layout_source": { "entries": layout }, "wait_s": 600 });
     let begun = match world.agent().begin_with(&body) {
         Ok(begun) => begun,
         Err(error) => world.fail(&format!("an operation that may wait: {error:?}")),

@@ -23,16 +23,16 @@ const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 5\nstop_s = 2\npause_s = 1\
 pub(super) const MIG: [usize; 2] = [0, 1];
 pub(super) const MPS: [&str; 2] = ["2", "3"];
 
-/// A share in the model.
+/// A lease, as the model has it.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct Granted {
     pub(super) id: String,
     pub(super) environment: Vec<(String, String)>,
     /// The process whose end ends the share.
     pub(super) process: Option<Child>,
 }
 
-impl Drop for Share {
+impl Drop for Granted {
     fn drop(&mut self) {
         if let Some(process) = &mut self.process {
             let _ = process.kill();
@@ -47,7 +47,7 @@ pub(super) struct Target {
     pub(super) stopped: bool,
     /// Active thread percentage of its clients.
     pub(super) percentage: u32,
-    pub(super) shares: Vec<Share>,
+    pub(super) leases: Vec<Granted>,
     pub(super) clients: Vec<Client>,
     /// Pid of its daemon.
     pub(super) pid: i32,
@@ -55,7 +55,7 @@ pub(super) struct Target {
 
 impl Target {
     pub(super) fn is_used(&self) -> bool {
-        !self.shares.is_empty() || !self.clients.is_empty()
+        !self.leases.is_empty() || !self.clients.is_empty()
     }
 }
 

@@ -65,7 +65,7 @@ fn reload(agent: &Agent, body: &Value) -> Result<Reloaded, ApiError> {
 }
 
 fn whole(reason: &str) -> Value {
-    json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "reason": reason })
+    json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "reason": reason })
 }
 
 fn done(agent: &Agent, body: &Value) -> Operation {
@@ -75,7 +75,7 @@ fn done(agent: &Agent, body: &Value) -> Operation {
 }
 
 fn causes(agent: &Agent) -> String {
-    agent.get("/v1/health").json()["causes"].to_string()
+    agent.get("/v1/health").json()["errors"].to_string()
 }
 
 /// Creates an override that expires after a moment.
@@ -147,19 +147,19 @@ fn rule_layout_ends_override_and_new_layout_replaces_it() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("first"));
-    done(&agent, &json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb*2"] }, "reason": "second" }));
+    done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb*2"] }, "reason": "second" }));
     assert_eq!((only(&agent).reason.as_str(), only(&agent).generation), ("second", 2));
     // With the GPU named, but no layout.
-    done(&agent, &json!({ "gpus": ["0"] }));
+    done(&agent, &json!({ "selectors": ["0"] }));
     assert_eq!((overrides(&agent).overrides, truth(&host, 0)), (Vec::new(), HALVES.map(str::to_owned).to_vec()));
     // With the same layout as the rule, written out.
     done(&agent, &whole("third"));
-    done(&agent, &json!({ "gpus": ["0"], "layout": { "entries": ["3g.40gb", "3g.40gb"] } }));
+    done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb", "3g.40gb"] } }));
     assert_eq!(overrides(&agent).overrides, [], "however it is written");
     // A request that names one of several GPUs, as mig-parted files do; the other GPU keeps its override.
     done(&agent, &whole("fourth"));
     let each = json!([{ "gpu": "1", "mig": true, "layout": ["1g.10gb*7"] }]);
-    done(&agent, &json!({ "layout": { "per_gpu": each }, "reason": "fifth" }));
+    done(&agent, &json!({ "layout_source": { "per_gpu": each }, "reason": "fifth" }));
     let reasons: Vec<String> = overrides(&agent).overrides.into_iter().map(|one| one.reason).collect();
     assert_eq!(reasons, ["fourth", "fifth"]);
 }
@@ -185,7 +185,8 @@ fn unmanaged_gpu_has_no_override() {
 fn failed_operation_keeps_previous_override() {
     let host = Host::up(HOST);
     let agent = started(&host);
-    let halves = |reason: &str| json!({ "gpus": ["0"], "layout": { "entries": ["4g.40gb"] }, "reason": reason });
+    let halves =
+        |reason: &str| json!({ "selectors": ["0"], "layout_source": { "entries": ["4g.40gb"] }, "reason": reason });
     // Without a previous override.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
     let operation = agent.follow(agent.begin_with(&whole("in vain")).unwrap());
@@ -200,15 +201,18 @@ fn failed_operation_keeps_previous_override() {
     assert_eq!(operation.state, OperationState::RolledBack);
     host.clear_faults();
     let error = agent
-        .begin_with(&json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb*2"] }, "reason": "impossible" }))
+        .begin_with(
+            &json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb*2"] }, "reason": "impossible" }),
+        )
         .unwrap_err();
     assert_eq!(error.code, Code::LayoutImpossible);
     assert_eq!(only(&agent).reason, "it stands");
     assert!(agent.gpu(0).drift.is_empty());
     // Queued behind another operation, and cancelled there.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
-    let first =
-        agent.begin_with(&json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb"] }, "once": true })).unwrap();
+    let first = agent
+        .begin_with(&json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb"] }, "once": true }))
+        .unwrap();
     let mut body = halves("never begun");
     body["wait_s"] = json!(600);
     let second = agent.begin_with(&body).unwrap();

@@ -32,7 +32,7 @@ fn reload_of_overridden_rule_is_refused_until_cleared() {
         assert!(error.message.contains(": leave it"), "{error:?}");
         let hint = error.hint.clone().unwrap();
         assert!(hint.contains("--clear-overrides") && hint.contains("config diff"), "{hint}");
-        assert!(causes(&agent).contains("the config read before stays in force"), "{}", causes(&agent));
+        assert!(causes(&agent).contains("the previous config stays in effect"), "{}", causes(&agent));
         let diff = agent.get("/v1/config/diff").json();
         assert_eq!(diff["trouble"]["code"], "conflict", "{diff}");
         assert_eq!(agent.get("/v1/config").json()["trouble"]["code"], "conflict");
@@ -109,7 +109,7 @@ fn request_with_old_generation_is_refused() {
     done(&agent, &whole("generation 1"));
     assert_eq!(tag(&agent.get("/v1/overrides")), "\"1\"");
     assert_eq!(tag(&agent.get("/v1/config")), "\"1\"");
-    let body = json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb"] } }).to_string();
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb"] } }).to_string();
     let mut refused = 0;
     for (method, path, body) in [
         ("POST", "/v1/mig/apply", body.as_str()),
@@ -138,7 +138,10 @@ fn override_changes_are_audited_and_are_events() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("to be replaced"));
-    done(&agent, &json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb*2"] }, "reason": "to be cleared" }));
+    done(
+        &agent,
+        &json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb*2"] }, "reason": "to be cleared" }),
+    );
     assert_eq!(clear(&agent, "0").status, 200);
     done(&agent, &whole("to end with its rule"));
     agent.write_config("");

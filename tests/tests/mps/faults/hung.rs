@@ -136,7 +136,7 @@ fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
         let served = Served::on(host, programs.as_deref());
         let (mut prompt, typed) = has_the_ear(&front, &served);
         // Nobody uses it, and it stays all the same.
-        let busy = told_as(&served, MpsState::Hung, "somebody else has the control daemon's ear");
+        let busy = told_as(&served, MpsState::Hung, "another process holds the daemon's control connection");
         assert_eq!((busy.clients.len(), busy.clients_known, served.controls()), (0, true, vec![served.pid]));
         assert!(!busy.reasons.concat().contains("client"), "who sits there is none: {busy:#?}");
         drop(typed);

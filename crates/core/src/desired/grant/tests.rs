@@ -54,7 +54,7 @@ impl Scene {
     fn new(preset: &str, wanted: &[(u8, u8, u8)]) -> Self {
         let mut gpu = preset::gpus(preset).unwrap().remove(0);
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (true, true);
+        (mig.enabled, mig.reset_pending) = (true, false);
         let mut scene = Self { gpu, owners: BTreeMap::new() };
         for (profile, spot, owner) in wanted {
             scene.add(usize::from(*profile), usize::from(*spot), Owner::of(*owner));

@@ -1,4 +1,4 @@
-//! What differs from the config, in sentences.
+//! Differences from the config, in sentences.
 
 use super::*;
 
@@ -88,7 +88,7 @@ fn drift_of_modes() {
         for (enabled, pending) in [(false, false), (false, true), (true, false), (true, true)] {
             let mut gpu = host().remove(0);
             let mig = gpu.mig.as_mut().unwrap();
-            (mig.enabled, mig.pending) = (enabled, pending);
+            mig.set_mode(enabled, pending);
             let wish = Wish {
                 mode,
                 rule: None,

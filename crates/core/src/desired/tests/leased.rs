@@ -34,7 +34,7 @@ fn idle_leased_instance_blocks_a_layout() {
 fn leased_gpu_blocks_a_change_of_mig_mode() {
     let mut host = host();
     let mig = host[0].mig.as_mut().unwrap();
-    (mig.enabled, mig.pending) = (false, false);
+    (mig.enabled, mig.reset_pending) = (false, false);
     let uuid = host[0].uuid.clone();
     host[0].leases = vec![lease(21, &uuid), lease(17, &uuid)];
     let plan = one(&config(), &host, &request(&["0"], LayoutSource::Config));
@@ -78,7 +78,7 @@ fn dynamic_layout_wants_mig_mode_and_no_instances() {
     assert_eq!(standing(&config, &host, &own, &plans), [Standing::Ended]);
 
     let mig = host[0].mig.as_mut().unwrap();
-    (mig.enabled, mig.pending) = (false, false);
+    (mig.enabled, mig.reset_pending) = (false, false);
     mig.instances.clear();
     describe_all(&config, &mut host);
     assert_eq!(host[0].drift, ["MIG mode is off"]);

@@ -1,4 +1,4 @@
-//! What requests mean, and what of them is refused.
+//! The meaning of requests, and their refusals.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn no_selector_means_what_the_config_claims_for_mig() {
     let shown: Vec<(u32, String, usize)> = plans.iter().map(|p| (p.gpu, p.layout.join(","), p.steps.len())).collect();
     let expected = [(0, "3g.40gb*2", 4), (1, "3g.40gb*2", 4), (2, "3g.40gb,1c.3g.40gb*3", 6), (5, "none", 0)];
     assert_eq!(shown, expected.map(|(gpu, layout, steps)| (gpu, layout.to_owned(), steps)));
-    // With a layout of its own the request goes to the same GPUs.
+    // A request with an explicit layout applies to the same GPUs.
     let plans = plan_host(&config(), &host(), &request(&[], entries("7g.80gb"))).unwrap().plans;
     assert_eq!(plans.iter().map(|p| p.gpu).collect::<Vec<_>>(), [0, 1, 2, 5]);
 }
@@ -59,7 +59,7 @@ fn requests_that_are_refused() {
     for (what, config, request, code) in &cases {
         let error = match (plan_host(config, &host, request), what.ends_with("GPU") && *code != Code::Conflict) {
             (Err(error), false) => error,
-            // A GPU in a bad way has no plan, and leaves the others theirs.
+            // A GPU in a bad state has no plan; the others have theirs.
             (Ok(plans), _) => {
                 let bad: Vec<_> = plans.plans.into_iter().filter(|plan| plan.error.is_some()).collect();
                 assert!(bad.len() == 1 && bad[0].steps.is_empty(), "{what}: {bad:?}");
@@ -77,12 +77,12 @@ fn requests_that_are_refused() {
     }
     println!("{} requests refused", cases.len());
     insta::assert_snapshot!(shown);
-    // Naming it is the way out of `degraded`.
+    // A request that names it ends `degraded`.
     assert!(one(&config, &host, &request(&["1"], LayoutSource::Config)).error.is_none());
     assert!(plan_host(&empty, &[], &PlanRequest::default()).unwrap_err().message.contains("no GPU"));
 }
 
-/// The text between the first `start` and the next `end`.
+/// Returns the text between the first `start` and the next `end`.
 fn between<'t>(text: &'t str, start: &str, end: &[char]) -> Option<&'t str> {
     let (_, rest) = text.split_once(start)?;
     Some(rest.split(end).next().unwrap_or(rest))
@@ -125,7 +125,7 @@ layout = "none"
                     assert!(plans.iter().all(|plan| plan.error.is_none()), "{hint}: {plans:?}");
                     named += 1;
                 }
-                // Of several GPUs the first in the way is told.
+                // Of several GPUs, the first one that blocks is named.
                 let rule = between(&hint, "add a rule (", &[')']).filter(|_| gpus[..] != ["all"]);
                 if let Some(rule) = rule {
                     let rule = rule.replace("\", l", "\"\nl").replace("], ", "]\n");
@@ -192,7 +192,7 @@ fn nothing_is_destroyed_on_a_gpu_whose_users_are_not_known() {
     }
     let grown = ask("3g.40gb,1g.10gb*2");
     assert!(grown.error.is_none() && !grown.steps.is_empty(), "{:?}", grown.error);
-    // Absent in what older agents wrote, and then true.
+    // The field is absent in the output of older agents, and then true.
     let mut json = serde_json::to_value(&gpu).unwrap();
     assert_eq!(json.as_object_mut().unwrap().remove("processes_known"), Some(serde_json::json!(false)));
     assert!(serde_json::from_value::<Gpu>(json).unwrap().processes_known);

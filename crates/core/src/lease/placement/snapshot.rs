@@ -58,7 +58,7 @@ impl Host {
 
 fn offer(snapshot: &Snapshot<'_>, gpu: &Gpu, wish: &Wish, targets: &[sharing::Target]) -> GpuOffer {
     let own: Vec<&sharing::Target> = targets.iter().filter(|target| target.gpu_uuid == gpu.uuid).collect();
-    let is_whole = || gpu.mig.as_ref().is_none_or(|mig| !mig.enabled && !mig.pending);
+    let is_whole = || gpu.mig.as_ref().is_none_or(gpush_api::Mig::is_off);
     let mut offer = GpuOffer {
         index: gpu.index,
         uuid: gpu.uuid.clone(),
@@ -189,7 +189,7 @@ mod tests {
     fn gpus() -> Vec<Gpu> {
         let mut gpus = preset::gpus("dgx-a100").unwrap();
         for mig in gpus[1..].iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
-            (mig.enabled, mig.pending) = (false, false);
+            mig.set_mode(false, false);
         }
         let instance = |n: u8| GpuInstance {
             id: u32::from(n),

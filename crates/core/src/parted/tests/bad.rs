@@ -1,4 +1,4 @@
-//! Files that are wrong, each diagnostic in full; labels and hosts that do not go together.
+//! Invalid files, with each diagnostic in full; labels that do not match a host.
 
 use std::fmt::Write as _;
 
@@ -173,7 +173,7 @@ fn an_unknown_label_names_the_nearest_first() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is typed into a file: it is read or refused with places that are in it.
+    /// Inserts any text into a file: it is read, or refused with places inside the file.
     #[test]
     fn no_text_breaks_the_reader(at in any::<prop::sample::Index>(), length in 0..40_usize, insert in "[ -~\n\t\u{e4}]{0,12}", which in any::<prop::sample::Index>()) {
         let corpus = corpus();

@@ -1,4 +1,4 @@
-//! Files that are taken, in every way in which people write them, and what they mean on a host.
+//! Valid files in every notation, and the layouts that they give to a host.
 
 use super::*;
 
@@ -146,7 +146,7 @@ fn of_several_groups_for_a_gpu_the_last_one_holds() {
     );
     let expected = ["0 1g.6gb*2,2g.12gb", "1 off", "2 1g.6gb*2,2g.12gb", "3 off"];
     assert_eq!(meant(&text, &host).unwrap(), expected);
-    // The rules made of it say the same: the first that matches a GPU holds.
+    // The rules made from it are equivalent: the first rule that matches a GPU counts.
     let file = file(&text);
     let imported = import(&file, Some(file.select(None).unwrap()));
     let config = Config::parse(&imported.text, "x").unwrap_or_else(|errors| panic!("{errors}\n{}", imported.text));
@@ -159,7 +159,7 @@ fn of_several_groups_for_a_gpu_the_last_one_holds() {
     assert!(imported.remarks.iter().any(|remark| remark.contains("later groups have")), "{:?}", imported.remarks);
 }
 
-/// As mig-parted does it: `devices: all` configures the GPUs that have MIG.
+/// As in mig-parted, `devices: all` configures the GPUs that have MIG.
 #[test]
 fn a_group_for_all_gpus_leaves_out_those_without_mig() {
     let host = preset::gpus("mixed").unwrap();
@@ -178,12 +178,12 @@ fn a_group_for_all_gpus_leaves_out_those_without_mig() {
     let left_out = ["GPU 4 (NVIDIA L4) is left out: it has no MIG", "GPU 5 (Tesla T4) is left out: it has no MIG"];
     assert_eq!(all.remarks, left_out);
 
-    // GPUs that are listed or selected are not left out: their plans say what is wrong.
+    // GPUs that are listed or selected are not left out: their plans report the problem.
     let listed = resolved(&group("[0, 4]", on), &[]).unwrap();
     assert_eq!((listed.layouts.len(), listed.remarks.len()), (2, 0));
     let selected = resolved(&group("all", on), &["0,4"]).unwrap();
     assert_eq!((selected.layouts.len(), selected.remarks.len()), (2, 0));
-    // MIG off is what such a GPU has, and a later group for it holds.
+    // Such a GPU already has MIG off, and a later group for it counts.
     assert_eq!(resolved(&group("all", off), &[]).unwrap().layouts.len(), 6);
     let both = resolved(&(group("all", on) + &group("[4]", off)), &[]).unwrap();
     assert_eq!(
@@ -200,7 +200,7 @@ fn a_group_for_all_gpus_leaves_out_those_without_mig() {
     );
 }
 
-/// A GPU that cannot be read shows no MIG and may have it.
+/// An unreadable GPU shows no MIG but may have it.
 #[test]
 fn a_group_for_all_gpus_keeps_gpus_that_cannot_be_read() {
     let mut host = preset::gpus("dgx-a100").unwrap();
@@ -230,7 +230,7 @@ fn mig_mode_is_part_of_what_is_wanted() {
     for (at, (enabled, pending)) in [(true, true), (false, false), (true, false), (false, true)].into_iter().enumerate()
     {
         let mig = host[at].mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (enabled, pending);
+        mig.set_mode(enabled, pending);
     }
     host[4].mig = None;
     let plans = |mig: bool| {
@@ -240,11 +240,11 @@ fn mig_mode_is_part_of_what_is_wanted() {
     };
     let wanted = |plan: &gpush_api::GpuPlan| plan.error.is_none() && plan.is_empty();
     assert_eq!(plans(false).iter().map(wanted).collect::<Vec<_>>(), [false, true, false, false, true]);
-    // `mig-devices: {}` on a GPU with MIG mode off is not as wanted, unlike the layout `none`.
+    // For `mig-devices: {}`, a GPU with MIG mode off needs a change, unlike for the layout `none`.
     assert_eq!(plans(true).iter().map(wanted).collect::<Vec<_>>(), [true, false, true, false, false]);
     let off: Vec<_> =
         plans(false).iter().map(|plan| (plan.mig_mode() == Some(false), plan.reset().is_some())).collect();
-    // What only waits for a reset is taken back without one.
+    // A pending mode is reverted without a reset.
     assert_eq!(off, [(true, true), (false, false), (true, true), (true, false), (false, false)]);
 }
 
@@ -292,7 +292,7 @@ fn a_lost_gpu_makes_indexes_unsure_and_all_does_not_panic() {
     let mut host = preset::gpus("dgx-a100").unwrap();
     host[3].state = GpuState::Lost;
     host[3].mig = None;
-    // As the driver numbers them then: those after it move up.
+    // The driver then renumbers the GPUs after it.
     for (at, gpu) in host.iter_mut().enumerate().skip(4) {
         gpu.index = u32::try_from(at - 1).unwrap();
     }

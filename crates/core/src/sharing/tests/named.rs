@@ -1,4 +1,4 @@
-//! What targets are called, and whom people mean.
+//! Names of targets, and their resolution.
 
 use gpush_api::{MpsDaemon, MpsState};
 
@@ -30,8 +30,9 @@ fn daemon(uuid: &str, gpu: Option<u32>, device: Option<&str>) -> MpsDaemon {
         rule: None,
         user: None,
         clients: Vec::new(),
+        leases: Vec::new(),
         shares: Vec::new(),
-        shares_percent: 0,
+        granted_percent: 0,
     }
 }
 
@@ -101,7 +102,7 @@ fn short_names_tell_targets_apart() {
     assert_eq!(short_name("", &none), "gx2");
     let mut taken = BTreeSet::new();
     for n in 0..40 {
-        // Those of presets differ at their ends alone.
+        // The UUIDs of presets differ only at their ends.
         let name = short_name(&format!("GPU-00000000-0000-0000-0000-{n:012x}"), &taken);
         assert!(taken.insert(name));
     }
