@@ -5,6 +5,12 @@
 pub struct Dice(u64);
 
 impl Dice {
+    /// Creates a generator from a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// Creates a generator from the seed in the environment, or from `usual`. Returns the seed too, so that a
     /// test can print it.
     #[must_use]

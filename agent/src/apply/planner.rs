@@ -119,13 +119,13 @@ impl Planner {
         let is_used = |plan: &GpuPlan| matches!(plan.refusal, Some(Refusal::Blocked { .. } | Refusal::Held { .. }));
         let mut once_idle = Vec::new();
         if plans.iter().any(is_used) {
-            let gpus: Vec<Gpu> = gpus.iter().cloned().map(without_processes).collect();
+            let gpus: Vec<Gpu> = gpus.iter().cloned().map(as_if_idle).collect();
             once_idle = plan_host(config, &gpus, request)?.plans;
         }
         for plan in plans {
             let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-            // A refused plan does not show what it would take away. So the request is also planned as if no process
-            // used the GPU.
+            // A refused plan does not show what it would take away. So the request is also planned as if the GPU
+            // were idle.
             let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
             needs.insert(plan.uuid.clone(), Need::Lane(mps::taken_away(gpu, plan)));
         }
@@ -191,9 +191,9 @@ pub(crate) fn add_progress(queue: &OperationQueue, operations: &Operations, host
     };
 }
 
-/// A GPU as if no process used it.
-fn without_processes(mut gpu: Gpu) -> Gpu {
-    (gpu.processes, gpu.processes_known) = (Vec::new(), true);
+/// A GPU as if it were idle: no process uses it, and it is not leased.
+fn as_if_idle(mut gpu: Gpu) -> Gpu {
+    (gpu.processes, gpu.processes_known, gpu.leases) = (Vec::new(), true, Vec::new());
     for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
         instance.processes.clear();
         instance.compute.iter_mut().for_each(|compute| compute.processes.clear());

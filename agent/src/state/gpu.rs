@@ -105,6 +105,7 @@ impl GpuSnapshot {
             nvlink: None,
             sensors: gpush_api::Sensors::default(),
             processes: Vec::new(),
+            leases: Vec::new(),
             processes_known: true,
             observed_at: jiff::Timestamp::UNIX_EPOCH,
             stale: true,

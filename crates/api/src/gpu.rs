@@ -5,7 +5,10 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{compute::ComputeMode, operation::Actor, overrides::Override, policy::Mode, timeslice::TimesliceView};
+use crate::{
+    compute::ComputeMode, lease::LeaseUse, operation::Actor, overrides::Override, policy::Mode,
+    timeslice::TimesliceView,
+};
 
 /// GPU generation. It decides how a MIG mode change works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -413,6 +416,9 @@ pub struct Gpu {
     /// Processes on the GPU as a whole (not in a MIG device).
     #[serde(default)]
     pub processes: Vec<Process>,
+    /// Leases on the GPU and its MIG devices. A leased target is in use, whether processes run on it or not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub leases: Vec<LeaseUse>,
     /// Whether the driver told of all processes. While it is false, an instance without
     /// processes may be in use all the same, and nothing on the GPU is destroyed. Absent when true.
     #[serde(default = "yes", skip_serializing_if = "is_true")]

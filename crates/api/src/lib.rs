@@ -44,8 +44,8 @@ pub use health::{
 pub use lease::{
     AtLeaseEnd, EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId,
     LeaseKind, LeaseMember, LeaseOwner, LeaseQueuePosition, LeaseRenewRequest, LeaseRequest, LeaseRequirement,
-    LeaseRevocation, LeaseRevokeRequest, LeaseShare, LeaseState, LeaseTerms, LeaseWait, MOST_MEMBERS, MemberShare,
-    NotALeaseId,
+    LeaseRevocation, LeaseRevokeRequest, LeaseShare, LeaseState, LeaseTerms, LeaseUse, LeaseWait, MOST_MEMBERS,
+    MemberShare, NotALeaseId,
 };
 pub use mps::{
     BadValue, MPS_CLIENTS, MemoryLimit, MpsClient, MpsComputeMode, MpsDaemon, MpsEndRequest, MpsLog, MpsLogs,

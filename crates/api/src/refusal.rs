@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::gpu::{Placement, Process};
+use crate::{
+    gpu::{Placement, Process},
+    lease::LeaseUse,
+};
 
 /// An instance in use that a plan would have to destroy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +27,9 @@ pub struct Blocker {
     /// command.
     #[serde(rename = "processes")]
     pub holders: Vec<Process>,
+    /// Leases on its MIG devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub leases: Vec<LeaseUse>,
 }
 
 /// Why a layout was refused: the smallest sufficient reason.
@@ -102,10 +108,13 @@ pub enum Refusal {
         /// A smallest set of them: with these idle, the plan would be feasible.
         blockers: Vec<Blocker>,
     },
-    /// The GPU must be reset, and processes have it open.
+    /// The MIG mode or a reset of the GPU is blocked: processes have it open, or it is leased.
     Held {
-        /// All of them.
+        /// All of the processes.
         holders: Vec<Holder>,
+        /// All of the leases.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        leases: Vec<LeaseUse>,
     },
     /// MIG mode is off and cannot be enabled here, because the reset that it needs is not possible.
     MigOff {

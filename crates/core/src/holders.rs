@@ -3,7 +3,9 @@
 //! A service that the config permits gpushd to stop does not block. Any other holder does, and the message
 //! names it with a remedy, which differs: stopping a monitor is harmless, stopping a kubelet is not.
 
-use gpush_api::{ApiError, Code, Holder};
+use gpush_api::{ApiError, Code, Holder, LeaseUse};
+
+use crate::lease::usage;
 
 /// The remedy for a service that holds a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,11 +60,12 @@ fn is_fabric_manager(holder: &Holder) -> bool {
     holder.uid == Some(0) && holder.service.as_deref() == Some(FABRIC_MANAGER)
 }
 
-/// Returns the error for a change of MIG mode that these processes block. `gpu` is the GPU's name in the
+/// Returns the error for a change of MIG mode that these processes and leases block. `gpu` is the GPU's name in the
 /// sentence.
 #[must_use]
-pub fn explain(gpu: &str, holders: &[Holder]) -> ApiError {
+pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
     let mut error = ApiError::new(Code::Blocked, format!("MIG mode of {gpu} can't be changed while it is in use"));
+    error.causes.extend(leases.iter().map(|lease| format!("held by {lease}")));
     error.causes.extend(holders.iter().map(|holder| format!("held by {}", words(holder))));
     let services: Vec<&str> = holders.iter().filter_map(|holder| holder.service.as_deref()).collect();
     let with = |way: Way| KNOWN.iter().filter(move |(_, of)| *of == way).map(|(name, _)| *name);
@@ -71,7 +74,7 @@ pub fn explain(gpu: &str, holders: &[Holder]) -> ApiError {
         with(Way::Stop).filter(|name| services.contains(name)).map(|name| format!("\"{name}\"")).collect();
     stops.sort();
     let known = |holder: &Holder| holder.service.as_deref().is_some_and(|s| KNOWN.iter().any(|(name, _)| *name == s));
-    let mut hints = Vec::new();
+    let mut hints: Vec<String> = usage::hint(leases).into_iter().collect();
     if !stops.is_empty() {
         hints.push(format!("let gpushd stop and start: services = [{}] under [mode_change]", stops.join(", ")));
     }
@@ -128,7 +131,7 @@ mod tests {
         assert_eq!(left.iter().map(|h| h.pid).collect::<Vec<_>>(), [Some(3)], "resets go through the fabric manager");
         let users = Holder { uid: Some(1000), ..all[1].clone() };
         assert_eq!(obstacles(vec![users], &[]).len(), 1, "only root's is one");
-        let error = explain("GPU 0", &all);
+        let error = explain("GPU 0", &all, &[]);
         assert_eq!(error.code, Code::Blocked);
         assert_eq!(error.causes[2], "held by pid 3 (root, python train.py, /dev/nvidia0)");
         assert_eq!(error.causes[0], "held by pid 1 (root, nv-hostengine, service nvidia-dcgm, /dev/nvidia0)");
@@ -136,6 +139,6 @@ mod tests {
         for part in ["services = [\"nvidia-dcgm\"]", "end these processes"] {
             assert!(hint.contains(part), "{hint}");
         }
-        assert!(!explain("GPU 0", &all[..1]).hint.unwrap().contains("end these"));
+        assert!(!explain("GPU 0", &all[..1], &[]).hint.unwrap().contains("end these"));
     }
 }

@@ -82,6 +82,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         sensors: gpush_api::Sensors::default(),
         processes: Vec::new(),
         cordons: Vec::new(),
+        leases: Vec::new(),
         processes_known: true,
         observed_at: Timestamp::UNIX_EPOCH,
         stale: false,

@@ -3,9 +3,9 @@
 //! A refusal is data ([`gpush_api::Refusal`]), so that programs can use it. Only this module converts it to
 //! text, for the agent and for `gpushctl` offline.
 
-use gpush_api::{ApiError, Blocker, Code, Process, Refusal};
+use gpush_api::{ApiError, Blocker, Code, LeaseUse, Process, Refusal};
 
-use crate::{holders, plan::Beside};
+use crate::{holders, lease::usage, plan::Beside};
 
 /// Returns the error of a refusal, for the GPU with this index. `gpu` is its name in the sentence, such as `GPU
 /// 0 (A100-SXM4-80GB)`.
@@ -58,7 +58,7 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         )
         .hint(format!("`{profiles}` shows the compute instances that a {profile} holds")),
         Refusal::Blocked { blockers } => blocked(gpu, index, blockers),
-        Refusal::Held { holders } => holders::explain(gpu, holders),
+        Refusal::Held { holders, leases } => holders::explain(gpu, holders, leases),
         Refusal::MigOff { .. } => in_a_guest(gpu, "on"),
         Refusal::MigOn { .. } => in_a_guest(gpu, "off"),
         Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} has no MIG"))
@@ -126,8 +126,12 @@ fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
     for blocker in blockers {
         error = error.cause(format!("{} is held by {}", instance(blocker), held_by(blocker, index)));
     }
+    let mut leases: Vec<LeaseUse> = blockers.iter().flat_map(|blocker| blocker.leases.iter().cloned()).collect();
+    leases.sort_by_key(|lease| lease.id);
     let stop = holders_of(blockers);
-    if stop.is_empty() {
+    if let Some(hint) = usage::hint(&leases) {
+        error.hint(hint)
+    } else if stop.is_empty() {
         error.hint("see what uses the GPU with `gpushctl status`, wait for it to end, and try again")
     } else {
         error.hint(format!("stop {}, or wait for it to end, and try again", list(&stop, "and")))
@@ -161,7 +165,8 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
 /// see them.
 fn held_by(blocker: &Blocker, index: u32) -> String {
     let (named, hidden): (Vec<&Process>, Vec<&Process>) = blocker.holders.iter().partition(|one| one.pid.is_some());
-    let mut holders: Vec<String> = named.into_iter().map(holder).collect();
+    let mut holders: Vec<String> = blocker.leases.iter().map(LeaseUse::to_string).collect();
+    holders.extend(named.into_iter().map(holder));
     let leases: Vec<String> = hidden.iter().filter_map(|one| one.command.clone()).collect();
     if hidden.len() > leases.len() || (holders.is_empty() && leases.is_empty()) {
         let whose = format!("`gpushctl gpu show {index}` names it to its owner and to administrators");

@@ -97,6 +97,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         sensors: gpush_api::Sensors::default(),
         processes: Vec::new(),
         cordons: Vec::new(),
+        leases: Vec::new(),
         processes_known: true,
         observed_at: Timestamp::from_second(READ_AT).unwrap(),
         stale: false,

@@ -1,5 +1,6 @@
 //! gpushd under load: light reads during heavy ones, memory after many requests, and random steps.
 
+mod leases;
 mod memory;
 mod steps;
 

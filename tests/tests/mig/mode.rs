@@ -94,7 +94,7 @@ fn open_handle_blocks_mode_change_and_is_named() {
     let plan =
         agent.post("/v1/mig/plan", &json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT } })).json();
     let refusal: Refusal = serde_json::from_value(plan["plans"][0]["refusal"].clone()).expect("a refusal");
-    let Refusal::Held { holders } = refusal else { panic!("{refusal:?}") };
+    let Refusal::Held { holders, .. } = refusal else { panic!("{refusal:?}") };
     assert_eq!(holders.len(), 2);
     assert_eq!(holders[0].devices, ["/dev/nvidia0"]);
     assert_eq!(host.trace(), []);

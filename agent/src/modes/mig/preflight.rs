@@ -47,7 +47,12 @@ impl MigMode {
                         let mut left = judged::obstacles(found, &config.mode_change.services);
                         left.retain(|holder| holder.pid.is_none_or(|pid| !idle.contains(&pid)));
                         let left: Vec<_> = left.into_iter().map(hide).collect();
-                        let held = || (judged::explain(&label, &left), Some(Refusal::Held { holders: left.clone() }));
+                        let held = || {
+                            (
+                                judged::explain(&label, &left, &[]),
+                                Some(Refusal::Held { holders: left.clone(), leases: Vec::new() }),
+                            )
+                        };
                         (!left.is_empty()).then(held)
                     }
                 }

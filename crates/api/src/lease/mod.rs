@@ -16,12 +16,14 @@ mod member;
 mod request;
 mod state;
 mod terms;
+mod usage;
 
 pub use id::{LeaseId, NotALeaseId};
 pub use member::{LeaseBinding, LeaseMember, MemberShare};
 pub use request::{LONGEST_LEASE_S, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS};
 pub use state::{EndReason, Enforcement, LeaseKind, LeaseState};
 pub use terms::{AtLeaseEnd, LeaseOwner, LeaseRequirement, LeaseTerms};
+pub use usage::LeaseUse;
 
 /// The user who holds a lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     geometry::Geometry,
     layout::Layout,
-    plan::{self, Target},
+    plan::{self, Holds, Target},
     selector::Selector,
 };
 
@@ -104,7 +104,8 @@ fn off(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
         return refused(gpu, answer, refusal);
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
-    match plan::plan(&geometry, &mig.instances, &Target::default()) {
+    let holds = Holds::default().with_leases(&mig.instances, &gpu.leases);
+    match plan::plan_around(&geometry, &mig.instances, &Target::default(), &holds) {
         Ok(plan) => match users_unknown(gpu, true, &plan.steps) {
             None => {
                 let reset = mode::reset(gpu, mig, false);

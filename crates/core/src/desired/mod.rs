@@ -22,6 +22,7 @@ use crate::{
 mod compare;
 mod drift;
 mod each;
+mod grant;
 mod mode;
 mod plan;
 mod standing;
@@ -31,6 +32,7 @@ mod way_out;
 pub use compare::{changed_under, compare};
 pub use drift::drift;
 pub(crate) use drift::not_whole;
+pub use grant::{created_after, plan_grant};
 pub use mode::{is_switched, needs_reset, without_fabric_manager};
 pub use plan::plan_host;
 pub use standing::{Standing, standing};

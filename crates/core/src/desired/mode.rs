@@ -1,7 +1,9 @@
 //! Changes of MIG mode in plans: whether they need a reset, what a reset disturbs, and what blocks it according
 //! to readings.
 
-use gpush_api::{ApiError, Architecture, Code, Gpu, GpuPlan, Holder, InstanceStep, Mig, Peer, Refusal, Reset};
+use gpush_api::{
+    ApiError, Architecture, Code, Gpu, GpuPlan, Holder, InstanceStep, LeaseUse, Mig, Peer, Refusal, Reset,
+};
 
 use super::plan::label;
 use crate::{config::Config, holders};
@@ -27,7 +29,7 @@ pub(super) fn reset(gpu: &Gpu, mig: &Mig, enable: bool) -> Option<Reset> {
     (changes && (needs_reset(gpu.architecture) || mig.reset_pending)).then(Reset::default)
 }
 
-/// Returns why the mode cannot change now: processes on the whole GPU.
+/// Returns why the mode cannot change now: processes and leases on the whole GPU.
 pub(super) fn used_whole(gpu: &Gpu) -> Option<Refusal> {
     let holder = |process: &gpush_api::Process| Holder {
         pid: process.pid,
@@ -37,7 +39,9 @@ pub(super) fn used_whole(gpu: &Gpu) -> Option<Refusal> {
         service: None,
         devices: Vec::new(),
     };
-    (!gpu.processes.is_empty()).then(|| Refusal::Held { holders: gpu.processes.iter().map(holder).collect() })
+    let leases: Vec<LeaseUse> = gpu.leases.iter().filter(|lease| lease.target == gpu.uuid).cloned().collect();
+    let is_used = !gpu.processes.is_empty() || !leases.is_empty();
+    is_used.then(|| Refusal::Held { holders: gpu.processes.iter().map(holder).collect(), leases })
 }
 
 /// Whether a fabric manager manages the host's NVSwitches. Without one, the GPUs on them can only be reset all
@@ -141,6 +145,8 @@ fn not_to_be_reset(gpu: &Gpu) -> Option<String> {
         "can't be read".to_owned()
     } else if !gpu.processes.is_empty() {
         "is in use".to_owned()
+    } else if let Some(lease) = gpu.leases.first() {
+        format!("is leased: {lease}")
     } else if !gpu.processes_known {
         "may be in use: the driver does not tell".to_owned()
     } else if instances > 0 {

@@ -15,7 +15,7 @@ use crate::{
     geometry::Geometry,
     layout::{self, DYNAMIC, Layout, NONE},
     nearest::nearest,
-    plan::{self, Target},
+    plan::{self, Holds, Target},
     preset::UUID_PREFIX,
     quote::Quoted,
     refusal,
@@ -307,7 +307,8 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
         answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
     }
     let instances = if mig.enabled { mig.instances.as_slice() } else { &[] };
-    match plan::plan(&geometry, instances, &target) {
+    let holds = Holds::default().with_leases(instances, &gpu.leases);
+    match plan::plan_around(&geometry, instances, &target, &holds) {
         Ok(plan) => match users_unknown(gpu, !answer.is_empty(), &plan.steps) {
             None => {
                 answer.steps.extend(plan.steps.into_iter().map(Step::Instance));

@@ -11,6 +11,7 @@ use crate::{layout::Layout, preset};
 
 mod carried_out;
 mod drifts;
+mod leased;
 mod overridden;
 mod requests;
 mod switched;
@@ -272,7 +273,7 @@ fn mig_mode_that_is_off() {
         "a mode that hangs in the air takes a reset everywhere"
     );
     let (plan, _) = off("dgx-h100", &|gpu| gpu.processes.push(process(4711)));
-    assert!(matches!(&plan.refusal, Some(Refusal::Held { holders }) if holders.len() == 1));
+    assert!(matches!(&plan.refusal, Some(Refusal::Held { holders, .. }) if holders.len() == 1));
     let error = plan.error.unwrap();
     assert_eq!((error.code, error.causes), (Code::Blocked, vec!["held by pid 4711 (ada, python train.py)".to_owned()]));
     assert!(plan.steps.is_empty());

@@ -133,5 +133,5 @@ fn name(instance: &GpuInstance) -> String {
 fn blocker(instance: &GpuInstance) -> Blocker {
     let holders = instance.compute.iter().flat_map(|c| &c.processes).chain(&instance.processes).cloned().collect();
     let (profile, placement) = (instance.profile.clone(), instance.placement);
-    Blocker { gi: instance.id, ci: None, profile, compute_profile: None, placement, holders }
+    Blocker { gi: instance.id, ci: None, profile, compute_profile: None, placement, holders, leases: Vec::new() }
 }

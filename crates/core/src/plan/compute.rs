@@ -25,15 +25,16 @@ pub(super) struct Adaptation {
     pub(super) create: Vec<(usize, Option<Placement>)>,
 }
 
-/// Returns whether a compute instance must stay: it has a process, or the driver assigns a process to its GPU
-/// instance only.
-pub(super) fn in_use(instance: &GpuInstance, compute: &ComputeInstance) -> bool {
-    !compute.processes.is_empty() || !instance.processes.is_empty()
+/// Returns whether a compute instance must stay: it is leased, it has a process, or the driver assigns a process to its
+/// GPU instance only.
+pub(super) fn in_use(instance: &GpuInstance, compute: &ComputeInstance, holds: &Holds) -> bool {
+    let is_leased = !holds.leases(instance.id, compute.id).is_empty();
+    is_leased || !compute.processes.is_empty() || !instance.processes.is_empty()
 }
 
 /// Returns the cost of destroying a compute instance alone.
 fn cost_of(instance: &GpuInstance, compute: &ComputeInstance, holds: &Holds) -> Cost {
-    Cost::in_use(usize::from(in_use(instance, compute)))
+    Cost::in_use(usize::from(in_use(instance, compute, holds)))
         + Cost::held(usize::from(holds.has_compute_instance(instance.id, compute.id)))
 }
 

@@ -9,14 +9,14 @@
 //!
 //! Every plan satisfies these constraints: instances in use stay, fixed placements are used, and no step
 //! exceeds slices, engines or numbers, so the driver has no reason to refuse one. Among these plans, it
-//! minimises in this order: destroyed instances with a lease or an MPS daemon, destroyed GPU instances,
+//! minimises in this order: destroyed instances with an MPS daemon, destroyed GPU instances,
 //! destroyed compute instances in GPU instances that stay, and destroyed memory slices. Then it maximises the
 //! (profile, placement) pairs that remain possible, and prefers low placements, by start and then profile id.
 //! `tests/oracle.rs` proves by exhaustive search that there is no better plan.
 //!
-//! A GPU instance is *in use* if a process runs in one of its compute instances, or if the driver assigns a
-//! process to it without naming the compute instance. In the second case, all its compute instances count as in
-//! use, and none is added.
+//! A compute instance is *in use* if a process runs in it, or if it is leased, idle or not. If the driver assigns a
+//! process to a GPU instance without naming the compute instance, all its compute instances count as in use, and none
+//! is added.
 //!
 //! | file | subject |
 //! |---|---|
@@ -32,9 +32,9 @@
 //! | `beside` | the part of a previous layout that can be restored |
 //! | `outcome` | the instances after a plan, and foreign instances |
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{GpuInstance, InstanceStep, Placement, Refusal};
+use gpush_api::{GpuInstance, InstanceStep, LeaseUse, Placement, Refusal};
 
 use crate::geometry::Geometry;
 
@@ -67,11 +67,14 @@ pub struct Plan {
     pub placements: Vec<Placement>,
 }
 
-/// Instances with a lease or an MPS daemon: they are destroyed only if there is no other way.
+/// Leased instances, which are never destroyed, and instances with an MPS daemon, which are destroyed only if there is
+/// no other way.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Holds {
     gpu_instances: BTreeSet<u32>,
     compute_instances: BTreeSet<(u32, u32)>,
+    /// Leases by the ids of GPU instance and compute instance.
+    leases: BTreeMap<(u32, u32), Vec<LeaseUse>>,
 }
 
 impl Holds {
@@ -83,6 +86,26 @@ impl Holds {
     /// Adds a compute instance by the ids of its GPU instance and itself.
     pub fn add_compute_instance(&mut self, gi: u32, ci: u32) {
         self.compute_instances.insert((gi, ci));
+    }
+
+    /// Adds the leases on MIG devices of these instances. Leases on other targets are ignored.
+    #[must_use]
+    pub fn with_leases(mut self, instances: &[GpuInstance], leases: &[LeaseUse]) -> Self {
+        for instance in instances {
+            for compute in &instance.compute {
+                let on_device = leases.iter().filter(|lease| Some(&lease.target) == compute.uuid.as_ref());
+                let on_device: Vec<LeaseUse> = on_device.cloned().collect();
+                if !on_device.is_empty() {
+                    self.leases.insert((instance.id, compute.id), on_device);
+                }
+            }
+        }
+        self
+    }
+
+    /// The leases on a compute instance.
+    fn leases(&self, gi: u32, ci: u32) -> &[LeaseUse] {
+        self.leases.get(&(gi, ci)).map_or(&[], Vec::as_slice)
     }
 
     fn has_gpu_instance(&self, gi: u32) -> bool {
@@ -105,8 +128,8 @@ pub fn plan(geometry: &Geometry, instances: &[GpuInstance], target: &Target) -> 
 /// Returns the plan that takes a GPU from `instances` to `target` and avoids destroying `holds`.
 ///
 /// # Errors
-/// The smallest reason why there is no plan. `holds` never prevent a plan; they are only avoided where
-/// possible.
+/// The smallest reason why there is no plan. Leased instances are in use; instances with an MPS daemon are only avoided
+/// where possible.
 pub fn plan_around(
     geometry: &Geometry,
     instances: &[GpuInstance],
@@ -117,7 +140,7 @@ pub fn plan_around(
         return Err(refusal::smallest_reason(geometry, target));
     };
     if best.cost.touches_use() {
-        return Err(refusal::blocked(&best));
+        return Err(refusal::blocked(&best, holds));
     }
     let mut kept: Vec<&GpuInstance> = best.placed.iter().filter_map(|p| p.kept).collect();
     kept.sort_by_key(|i| i.placement);

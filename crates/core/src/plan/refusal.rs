@@ -4,12 +4,13 @@
 //! number, a sum, and only then "these cannot be arranged", with as few entries as possible. Instances in use
 //! come last: they can only block a target that fits on an empty GPU.
 
-use gpush_api::{Blocker, GpuInstance, Process, Refusal};
+use gpush_api::{Blocker, GpuInstance, LeaseUse, Process, Refusal};
 
 use crate::geometry::{ENGINES, Geometry, Profile, Slices};
 
 use crate::nearest::{distance, fold};
 
+use super::Holds;
 use super::arrange::{Arrangement, fits};
 use super::capacity::Demand;
 use super::compute;
@@ -148,37 +149,41 @@ fn members(all: &[Wanted], subset: u32) -> impl Iterator<Item = &Wanted> {
 
 /// Returns the instances in use that the best arrangement would destroy. It is a smallest set, because the
 /// search counts them first.
-pub(super) fn blocked(arrangement: &Arrangement<'_>) -> Refusal {
+pub(super) fn blocked(arrangement: &Arrangement<'_>, holds: &Holds) -> Refusal {
     let mut blockers = Vec::new();
     for instance in &arrangement.destroyed {
-        blockers.extend(users(instance, 0..instance.compute.len()));
+        blockers.extend(users(instance, 0..instance.compute.len(), holds));
         if instance.compute.is_empty() && !instance.processes.is_empty() {
-            blockers.push(blocker(instance, None, instance.processes.clone()));
+            blockers.push(blocker(instance, None, instance.processes.clone(), &[]));
         }
     }
     for place in &arrangement.placed {
         let Some(instance) = place.kept else { continue };
-        blockers.extend(users(instance, place.compute.destroy.iter().copied()));
+        blockers.extend(users(instance, place.compute.destroy.iter().copied(), holds));
         let only_adds = place.compute.destroy.is_empty() && !place.compute.create.is_empty();
         if only_adds && !instance.processes.is_empty() {
-            blockers.push(blocker(instance, None, instance.processes.clone()));
+            blockers.push(blocker(instance, None, instance.processes.clone(), &[]));
         }
     }
     blockers.sort_by_key(|b| (b.placement, b.ci));
     Refusal::Blocked { blockers }
 }
 
-/// Returns an instance's compute instances in use, with their processes.
-fn users(instance: &GpuInstance, positions: impl Iterator<Item = usize>) -> impl Iterator<Item = Blocker> {
-    positions.map(|n| &instance.compute[n]).filter(|c| compute::in_use(instance, c)).map(|c| {
+/// Returns an instance's compute instances in use, with their processes and leases.
+fn users(
+    instance: &GpuInstance,
+    positions: impl Iterator<Item = usize>,
+    holds: &Holds,
+) -> impl Iterator<Item = Blocker> {
+    positions.map(|n| &instance.compute[n]).filter(|c| compute::in_use(instance, c, holds)).map(|c| {
         let holders = c.processes.iter().chain(&instance.processes).cloned().collect();
-        blocker(instance, Some(c.id), holders)
+        blocker(instance, Some(c.id), holders, holds.leases(instance.id, c.id))
     })
 }
 
-fn blocker(instance: &GpuInstance, ci: Option<u32>, holders: Vec<Process>) -> Blocker {
+fn blocker(instance: &GpuInstance, ci: Option<u32>, holders: Vec<Process>, leases: &[LeaseUse]) -> Blocker {
     let (profile, placement) = (instance.profile.clone(), instance.placement);
     let compute = instance.compute.iter().find(|c| Some(c.id) == ci);
     let compute_profile = compute.map(|c| c.profile.clone()).filter(|name| *name != profile);
-    Blocker { gi: instance.id, ci, profile, compute_profile, placement, holders }
+    Blocker { gi: instance.id, ci, profile, compute_profile, placement, holders, leases: leases.to_vec() }
 }
