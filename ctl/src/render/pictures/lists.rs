@@ -54,7 +54,7 @@ fn lists(look: &Look) -> Vec<(&'static str, Listing)> {
     let overridden = Overrides { generation: 4, overrides: vec![one] };
     vec![
         ("gpu list", table::gpus(&gpus, look)),
-        ("mig list", devices::list(&gpush_core::devices::list(&gpus, &[]), &gpus, look)),
+        ("mig list", devices::list(&gpush_core::devices::list(&gpus, &[], &[]), &gpus, look)),
         ("mig profiles", profiles::profiles(&gpush_core::preset::gpus("a30x4").unwrap(), look)),
         ("timeslice list", timeslice::list(&[sliced], look)),
         ("mps list", mps::list::list(&daemons, &[], look)),
