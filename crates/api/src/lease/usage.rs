@@ -21,7 +21,7 @@ pub struct LeaseUse {
     /// The user who is admitted.
     pub holder: LeaseHolder,
     /// When it expires; without it, it has no end.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub until: Option<Timestamp>,
 }
