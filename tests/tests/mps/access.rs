@@ -221,7 +221,7 @@ fn what_two_administrators_do_at_a_time_is_both_done() {
         assert_eq!(started.in_force.expect("settings").percentage.to_string(), (10 + round).to_string(), "over a stop");
     }
     println!("{rounds} rounds");
-    assert_eq!(act(&agent, "0", "settings", &json!({ "reset": true })).status, 200);
+    assert_eq!(act(&agent, "0", "settings", &json!({ "clear": true })).status, 200);
     let reset = daemon(&agent, "0");
     assert_eq!((reset.rule, reset.wanted.settings.percentage.to_string()), (None, "100".to_owned()));
     drop(base(&host));
@@ -233,7 +233,7 @@ fn what_two_administrators_set_at_a_time_is_both_set() {
     let agent = ready(&host);
     for round in 0..10 {
         let set = |what: serde_json::Value| assert_eq!(act(&agent, "0", "settings", &what).status, 200);
-        set(json!({ "reset": true }));
+        set(json!({ "clear": true }));
         std::thread::scope(|scope| {
             scope.spawn(|| set(json!({ "percentage": 30 })));
             set(json!({ "memory_limit_mib": 4096 }));
