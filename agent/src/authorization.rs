@@ -21,7 +21,7 @@ const MOST: u32 = 10;
 /// Length of a window.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Decides who may administer. A handle, cheap to clone.
+/// Decides which callers are administrators. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Authorization {
     state: State,

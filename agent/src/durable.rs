@@ -289,7 +289,7 @@ fn is_trouble(note: &Note) -> bool {
     }
 }
 
-/// Returns notes from opening as causes of degraded health. A loss is reported through the held GPUs.
+/// Returns the store's notes as causes of degraded health. A loss is reported through the held GPUs.
 pub(crate) fn health(notes: &[Note]) -> impl Iterator<Item = ApiError> {
     notes.iter().filter_map(|note| {
         let code = match note {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn who_got_a_gpu_later_proves_that_those_before_had_ended() {
+    fn later_operation_on_gpu_proves_earlier_one_ended() {
         let state = tempfile::tempdir().unwrap();
         let marker = state.path().join("marker");
         let origin = Origin { directory: state.path(), boot_id: "a boot", marker: &marker, host_root: state.path() };

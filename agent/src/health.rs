@@ -28,13 +28,13 @@ pub(crate) struct Health(Arc<Sources>);
 
 /// The sources of the health report.
 pub(crate) struct Sources {
-    /// Tells maintenance and a lost database.
+    /// Has maintenance and a lost database.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Tells the driver and its abandoned workers.
+    /// Has the driver and its abandoned workers.
     pub(crate) hardware: Hardware,
-    /// Tells what went wrong with the layouts at start.
+    /// Has the problems of the layouts at start.
     pub(crate) startup: Startup,
     /// Root of the host's file system, where other managers are looked for.
     pub(crate) host_root: PathBuf,

@@ -110,7 +110,7 @@ impl Idempotency {
         Ok(self.answer(key).await?.and_then(|answer| answer.operation))
     }
 
-    /// Returns the number that answered the request. The caller must hold the lock of the key.
+    /// Returns the number of the object that the recorded answer names. The caller must hold the lock of the key.
     ///
     /// # Errors
     /// If the key was used for another request.

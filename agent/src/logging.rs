@@ -230,7 +230,7 @@ mod tests {
     use super::levels;
 
     #[test]
-    fn a_word_that_is_no_level_is_refused() {
+    fn unknown_log_level_is_refused() {
         for right in ["info", "WARN", "", "info,gpushd::apply=debug", "gpushd=trace", "off", "3", "hyper=info, debug"] {
             assert_eq!(levels(right), Ok(()), "{right}");
         }

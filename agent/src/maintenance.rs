@@ -32,7 +32,7 @@ const GONE: Duration = Duration::from_secs(45);
 /// Enters and leaves maintenance. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct MaintenanceControl {
-    /// Tells whether the host is in maintenance.
+    /// Shows whether the host is in maintenance.
     pub(crate) state: State,
     /// Records maintenance.
     pub(crate) commits: Commits,

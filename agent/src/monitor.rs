@@ -32,7 +32,7 @@ pub(crate) struct Monitor {
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Tells what the driver reports.
+    /// Provides the driver's events.
     pub(crate) hardware: Hardware,
 }
 

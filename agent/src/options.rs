@@ -1,7 +1,7 @@
 //! The command line and the environment, with the defaults for root and for other users.
 
 use std::{
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     sync::LazyLock,
 };
 
@@ -225,7 +225,8 @@ impl Paths {
                 .join("config.toml"),
         };
         let state_dir = match &arguments.state_dir {
-            Some(path) => path.clone(),
+            // One directory has one name, and so one marker and one rule of trust.
+            Some(path) => canonical(path),
             None if here.root => SYSTEM_STATE.into(),
             None => below_home(&here.state_home, ".local/state", "the state directory", "HOME", "--state-dir DIR")?,
         };
@@ -262,6 +263,20 @@ impl Paths {
     }
 }
 
+/// Returns a path without symbolic links and `..`, as far as it exists.
+fn canonical(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    for existing in path.ancestors() {
+        if let Ok(real) = std::fs::canonicalize(existing)
+            && let Ok(rest) = path.strip_prefix(existing)
+            && rest.components().all(|component| matches!(component, Component::Normal(_)))
+        {
+            return if rest.as_os_str().is_empty() { real } else { real.join(rest) };
+        }
+    }
+    path
+}
+
 /// Returns the marker of the database in `state_dir`. Its name differs between state directories, because
 /// agents may share the directory of their sockets.
 fn store_marker(socket: &Path, state_dir: &Path) -> PathBuf {
@@ -279,20 +294,20 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_well_formed() {
+    fn command_line_is_well_formed() {
         use clap::CommandFactory;
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn what_is_wrapped_by_hand_fits_a_narrow_terminal() {
+    fn help_notes_fit_a_narrow_terminal() {
         for line in NOTES.lines() {
             assert!(line.chars().count() <= 78, "{line}");
         }
     }
 
     #[test]
-    fn root_has_the_systems_directories() {
+    fn root_uses_system_directories() {
         let here = Surroundings { root: true, ..Surroundings::default() };
         let paths = Paths::resolve(&arguments(&[]), &here).unwrap();
         assert_eq!(paths.config, PathBuf::from("/etc/gpush/config.toml"));
@@ -315,7 +330,23 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_xdg_directories_and_what_is_given_wins() {
+    fn state_directory_has_one_name_however_it_is_written() {
+        let scratch = tempfile::tempdir().unwrap();
+        let real = std::fs::canonicalize(scratch.path()).unwrap();
+        std::fs::create_dir(real.join("state")).unwrap();
+        std::os::unix::fs::symlink("state", real.join("link")).unwrap();
+        for (written, expected) in
+            [("state", "state"), ("link", "state"), ("state/../link", "state"), ("link/new", "state/new")]
+        {
+            assert_eq!(canonical(&real.join(written)), real.join(expected), "{written}");
+        }
+        let here = Surroundings { root: true, ..Surroundings::default() };
+        let system = Paths::resolve(&arguments(&["--state-dir", "/var/lib/../lib/gpush"]), &here).unwrap();
+        assert_eq!(system.trust, Trust::Required);
+    }
+
+    #[test]
+    fn user_has_xdg_directories_and_options_override() {
         let here = Surroundings {
             home: Some("/home/u".into()),
             state_home: Some("/data/state".into()),
@@ -335,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_directory_is_said_with_the_option_that_helps() {
+    fn missing_directory_is_reported_with_its_option() {
         let here = Surroundings { home: Some("/home/u".into()), ..Surroundings::default() };
         let error = Paths::resolve(&arguments(&[]), &here).unwrap_err().to_string();
         assert_eq!(error, "the socket has no default here: XDG_RUNTIME_DIR is not set; give --socket PATH");

@@ -52,7 +52,7 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
 /// Accepts the loss of a database. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct LossAcceptance {
-    /// Tells the loss.
+    /// Has the loss.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,

@@ -242,11 +242,11 @@ fn differing(gpus: Vec<GpuDiff>) -> Vec<GpuDiff> {
 pub(crate) struct Differences {
     /// Reads the file.
     pub(crate) settings: Settings,
-    /// Tells the overrides in force.
+    /// Has the active overrides.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Tells whether a reset is in progress.
+    /// Shows whether a reset is in progress.
     pub(crate) outside: Arc<Outside>,
 }
 

@@ -182,9 +182,13 @@ impl Settings {
 }
 
 fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), ConfigTrouble> {
+    use std::os::unix::fs::OpenOptionsExt;
+
     use io::Read;
     let unreadable = |source| ConfigTrouble::Unreadable { path: path.to_owned(), source };
-    let file = match std::fs::File::open(path) {
+    // The open of a pipe without a writer would wait.
+    let opened = std::fs::File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
+    let file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if must_exist {
@@ -198,6 +202,9 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), C
         let own = nix::unistd::geteuid().as_raw();
         trust::check_file(path, own).map_err(|why| ConfigTrouble::Untrusted { path: path.to_owned(), why })?;
     }
+    if !file.metadata().map_err(unreadable)?.is_file() {
+        return Err(unreadable(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
+    }
     let mut bytes = Vec::new();
     // One byte more than permitted: the parser reports that it is too large.
     file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
@@ -210,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_file_is_no_error_unless_it_was_named() {
+    fn missing_config_is_an_error_only_if_named() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("config.toml");
         let settings = Settings::load(&path, false, Trust::Required).unwrap();
@@ -219,6 +226,17 @@ mod tests {
         let error = Settings::load(&path, true, Trust::Logged).unwrap_err();
         assert!(error.to_string().contains("copy config.example.toml there"), "{error}");
         assert!(error.to_api().message.contains("there is no config file"), "{error}");
+    }
+
+    #[test]
+    fn pipe_and_directory_are_refused_as_config_at_once() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("config.toml");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        for path in [path.as_path(), scratch.path()] {
+            let error = Settings::load(path, true, Trust::Logged).unwrap_err();
+            assert_eq!(error.to_api().causes, ["it is not a regular file"], "{error}");
+        }
     }
 
     #[test]
@@ -241,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_file_changes_nothing_and_is_remembered_until_it_is_mended() {
+    fn invalid_config_changes_nothing_and_is_reported_until_fixed() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("config.toml");
         std::fs::write(&path, "auto_reconcile = true\n").unwrap();

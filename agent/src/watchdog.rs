@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_is_alive_while_the_loop_and_the_store_answer() {
+    async fn agent_is_alive_while_loop_and_store_answer() {
         let scratch = tempfile::tempdir().unwrap();
         let store = Store::open(scratch.path(), Options::default()).unwrap().store;
         let (door, mut knocks) = mpsc::channel::<Knock>(1);

@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trace_lines_are_read() {
+    fn trace_lines_are_parsed() {
         let traced = parse_trace("12 nvmlGpuInstanceDestroy 0 gi=3 -> IN_USE (19)").unwrap();
         assert_eq!((traced.pid, traced.function.as_str(), traced.gpu), (12, "nvmlGpuInstanceDestroy", Some(0)));
         assert_eq!((traced.arguments.as_str(), traced.rc), ("gi=3", 19));

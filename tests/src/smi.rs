@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_query_is_read() {
+    fn nvidia_smi_query_is_parsed() {
         let text = "0, GPU-1, 00000000:07:00.0, NVIDIA H200, 143771, Enabled, Disabled, 570.86.15\n\
                     1, GPU-2, 00000001:0A:00.0, NVIDIA L4, 23034, [N/A], [N/A], 570.86.15\n";
         let gpus = gpus(text).unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_profile_table_is_read() {
+    fn nvidia_smi_profile_table_is_parsed() {
         let text = "\
 +-----------------------------------------------------------------------------+
 | GPU instance profiles:                                                      |
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn placements_instances_and_devices_are_read() {
+    fn nvidia_smi_placements_instances_and_devices_are_parsed() {
         let text = "GPU  0 Profile ID 19 Placements: {0,1,2,3,4,5,6}:1\nGPU  3 Profile ID  0 Placement : {0}:8\n";
         let all = placements(text);
         assert_eq!(all[&(0, 19)], ((0..7).collect(), 1));

@@ -1,6 +1,7 @@
 //! `cargo xtask soak`: the random tests of a usual run, with ten times the steps or more.
 //!
-//! 1. MPS daemons, their servers, clients and gpushd are killed at random; and a fifth as often their systemd units.
+//! 1. MPS daemons, their servers, clients and gpushd are killed at random; a fifth as often, also their systemd
+//!    units.
 //! 2. Random steps of MPS and of operations, with invariants that are checked from outside of gpushd after each step.
 //! 3. Mixed requests, after which gpushd must not take more memory than before.
 //!
@@ -30,7 +31,7 @@ pub(crate) struct Arguments {
     seed: Option<u64>,
 }
 
-/// Runs it; true when all went well.
+/// Runs it. Returns true if everything succeeded.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let mut build = workspace::cargo();
     build.args(["build", "--workspace", "--locked"]);
@@ -56,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         "--show-output",
         "mps::kills::",
     ]);
-    // Each takes systemd seconds.
+    // systemd needs seconds for each.
     units.env("GPUSH_TEST_UNIT_KILLS", (arguments.kills / 5).to_string());
     if let Some(seed) = arguments.seed {
         units.env("GPUSH_TEST_SEED", seed.to_string());

@@ -15,7 +15,7 @@
 //!        grant
 //! ```
 //!
-//! | who comes | free | reconciler | grant | claimed | changing |
+//! | newcomer | free | reconciler | grant | claimed | changing |
 //! |---|---|---|---|---|---|
 //! | reconciler | gets it | waits | gets it | waits | leaves: the operation does its work |
 //! | operation | gets it | gets it, begins once the reconciler has finished | the same | refused | refused |
@@ -123,7 +123,7 @@ impl Lanes {
         self.0.finished.send_modify(|times| *times += 1);
     }
 
-    /// Gives no lane to an operation from now on, because of `why`. The queue stays as it is.
+    /// Gives no lane to an operation from now on, because of `why`. The queue is unchanged.
     ///
     /// # Errors
     /// UUID and operation, if an operation has a GPU.

@@ -277,7 +277,7 @@ mod tests {
                 let would_wait_for = queue.ahead_of_newcomer(needs);
                 tickets.push(queue.push(entry(&at.to_string(), needs.clone())));
                 let now: Vec<_> = tickets.iter().map(|ticket| queue.ahead_of(*ticket)).collect();
-                // Nobody is overtaken: what comes later changes nothing for those before.
+                // No entry is overtaken: later entries change nothing for earlier ones.
                 prop_assert_eq!(&now[..at], &before[..]);
                 // A newcomer is judged as it is in the queue a moment later.
                 prop_assert_eq!(&now[at], &would_wait_for);

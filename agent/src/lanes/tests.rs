@@ -102,7 +102,7 @@ async fn operation_begins_when_reconcilers_and_grants_of_its_gpus_have_finished(
 }
 
 #[test]
-fn nothing_is_granted_on_a_claimed_gpu() {
+fn claimed_gpu_grants_nothing() {
     let lanes = lanes();
     let claim = lanes.claim(&[gpu(0)]).unwrap();
     assert_eq!(lanes.claimed(), gpus(&["GPU-0"]));
@@ -135,5 +135,5 @@ fn waiting_operation_and_waiting_lease_keep_their_order() {
     room.mark_unchanged();
     drop(lease);
     assert_eq!(later.ahead(), None);
-    assert!(room.has_changed().unwrap(), "the operation is woken");
+    assert!(room.has_changed().unwrap(), "the operation is notified");
 }

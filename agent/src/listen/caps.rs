@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn low_limit_of_descriptors_is_heeded() {
+    fn low_descriptor_limit_lowers_caps() {
         let most = |caps: Caps| {
             let places: Vec<_> = std::iter::from_fn(|| enter(&caps, ROOT, Rank::Privileged).ok()).collect();
             places.len()

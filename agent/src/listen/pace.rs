@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answer_of_hyper_is_told_from_one_of_the_api() {
+    fn hyper_answer_is_distinguished_from_api_answer() {
         let own = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
         assert_eq!(refused_head(own).map(|status| status.as_u16()), Some(431));
         for other in [
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_is_kept_while_its_peer_takes_it() {
+    async fn stream_is_kept_while_its_peer_reads() {
         let pace = Pace::new();
         pace.busy();
         pace.streams();

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_file_is_replaced_and_a_live_one_refused() {
+    fn stale_socket_file_is_replaced_and_live_one_refused() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("run/gpushd.sock");
         let first = Listening::bind(&path, &access(), "--socket").unwrap();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_replaced_ours_is_left() {
+    fn foreign_socket_file_is_not_removed() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("gpushd.sock");
         let (_listener, file) = Listening::bind(&path, &access(), "--socket").unwrap().split();
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_left_alone() {
+    fn file_that_is_not_a_socket_is_kept() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("gpushd.sock");
         fs::write(&path, "precious").unwrap();
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_does_not_exist_and_a_path_too_long_are_said() {
+    fn unknown_group_and_long_path_are_reported() {
         let scratch = tempfile::tempdir().unwrap();
         let nobody = Access { mode: 0o660, group: Some("no-such-group-here".to_owned()) };
         let error = Listening::bind(&scratch.path().join("s"), &nobody, "--socket").unwrap_err().to_string();

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_is_named_in_full_once_and_commands_keep_its_uuid() {
+    fn gpu_is_named_in_full_once_and_commands_keep_uuid() {
         let plans = [(1, "GPU-aaaa"), (12, "GPU-bbbb")].map(|(gpu, uuid)| GpuPlan {
             gpu,
             uuid: uuid.to_owned(),

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_recorded_is_bounded() {
+    fn recorded_errors_are_bounded() {
         let mut error = ApiError::new(gpush_api::Code::Blocked, "ä".repeat(1000));
         error.causes = vec!["x".repeat(10_000); 100];
         let bounded = bounded(error, FEW_CAUSES);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_written_in_one_way() {
+    fn operation_ids_have_one_spelling() {
         assert_eq!(id("op-7"), Some(OperationId(7)));
         for other in ["op-07", "op-+7", "op-", "7", "OP-7", "", "op-99999999999999999999"] {
             assert_eq!(id(other), None, "{other}");

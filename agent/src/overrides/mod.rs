@@ -2,8 +2,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `lasting` | what an order makes of them when it succeeds |
-//! | `effect` | what a transaction does to them |
+//! | `lasting` | the effect of a successful request |
+//! | `effect` | changes by a transaction |
 //! | `end` | how they end |
 
 mod effect;

@@ -1,4 +1,4 @@
-//! Snapshots that justify another attempt to apply layouts.
+//! Decides which changes of a snapshot justify another attempt to apply layouts.
 
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -4,7 +4,7 @@
 //! readings   ── GPUs listed, GPUs read, worker's unsettled calls ──┐
 //! commits    ── conditions, overrides, config, a loss accepted ────┤   one short lock
 //! lanes      ── which operation has which GPU ─────────────────────┼─► Known ─► HostState ─► watch channel
-//! modes      ── MPS daemons in force, time-slice levels ───────────┘              │
+//! modes      ── active MPS daemons, time-slice levels ─────────────┘              │
 //!                                                            difference from the one before ─► GPU events
 //! ```
 //!
@@ -29,7 +29,7 @@
 //! | `view` | a snapshot as a caller may see it |
 //! | `redact` | what is left out for a viewer |
 //! | `readings` | reading the hardware; the only part that awaits the driver |
-//! | `events` | events and those who follow them |
+//! | `events` | events and their listeners |
 //! | `words` | conditions in words |
 
 mod commit;

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!                      begin                         end of the operation
-//! request ──► in the operation's intent ─┬─ done ──────────► in force, recorded with that end
-//!                                        └─ anything else ─► never in force; what was before stays
-//! in force ─┬─ another one made ────────────► replaced
+//! request ──► in the operation's intent ─┬─ done ──────────► active, recorded with that end
+//!                                        └─ anything else ─► never active; the previous one stays
+//! active ───┬─ another one set ─────────────► replaced
 //!           ├─ cleared, or the rule's own layout applied
 //!           ├─ a reload asked to end ────────► ended, recorded
 //!           └─ expired ─────────────────────┘

@@ -329,7 +329,7 @@ fn gpu_appears_once_in_a_snapshot_whatever_names_it() {
 }
 
 #[test]
-fn idle_processes_are_left_out_whoever_views() {
+fn idle_processes_are_left_out_for_every_viewer() {
     let (state, _) = two_gpus();
     let process = |pid| gpush_api::Process {
         pid: Some(pid),

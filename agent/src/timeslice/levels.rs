@@ -4,7 +4,7 @@
 //! list ─► each GPU: as desired ─────────────────────────────────────► seen
 //!           │ differs                                                  ▲
 //!           ▼                                                          │
-//!         on record (unless it is the driver's own) ─► set ─► list ────┘ done only when it is told so
+//!         recorded (unless it is the driver's own) ──► set ─► list ────┘ done only when listed
 //! ```
 
 use gpush_api::{ApiError, Code, TimesliceLevel};

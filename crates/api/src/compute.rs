@@ -107,7 +107,7 @@ pub struct UnknownName {
 
 impl fmt::Display for UnknownName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is no {}; known: {}", self.text.escape_debug(), self.what, self.known)
+        write!(f, "`{}` is not a {}; known: {}", self.text.escape_debug(), self.what, self.known)
     }
 }
 

@@ -45,7 +45,7 @@ pub struct GpuProcess {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<String>,
     /// The lease that it runs with, `L17`, where the GPU or MIG device is shared through MPS.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
     /// Removed with gpushctl's `mps env`; never set.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -493,7 +493,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_keep_what_names_a_gpu_and_escape_the_rest() {
+    fn path_segments_keep_gpu_names_and_escape_the_rest() {
         assert_eq!(segment("0000:07:00.0"), "0000:07:00.0");
         assert_eq!(segment("0:2g.20gb@2"), "0:2g.20gb%402");
         assert_eq!(segment("GPU-5e8c/../x y?"), "GPU-5e8c%2F..%2Fx%20y%3F");
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_with_a_younger_code_keeps_its_words() {
+    fn error_with_unknown_code_keeps_its_text() {
         let body = br#"{"code":"cordoned","message":"GPU 3 is cordoned","hint":"gpushctl uncordon 3"}"#;
         let error = api_error(body).unwrap();
         assert_eq!(error.code, Code::Internal);

@@ -154,9 +154,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_put_together_and_places_kept() {
+    fn event_stream_pieces_are_joined_and_positions_kept() {
         let mut parser = Parser { unread: Vec::new(), place: None };
-        let xid = r#"{"id":"e-3","at":"2026-01-02T03:04:05Z","kind":"xid","uuid":"GPU-1","xid":79}"#;
+        let xid = r#"{"id":"e-3","at":"2026-01-02T03:04:05Z","kind":"xid","gpu_uuid":"GPU-1","xid":79}"#;
         let young = r#"{"id":"e-4","at":"2026-01-02T03:04:05Z","kind":"weather","sun":true}"#;
         let text = format!(
             "id: e-2\n\n: a comment\n\nid: e-3\nevent: xid\ndata: {xid}\n\nid: e-4\nevent: weather\ndata: {young}\n\nid: e-9\n\nid: e-10\n"
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_is_a_path() {
+    fn event_query_becomes_a_path() {
         assert_eq!(EventQuery::default().path(true), "/v1/events?follow=true");
         let query = EventQuery {
             kinds: vec![EventKind::Gpu, EventKind::Xid],

@@ -1,13 +1,13 @@
 //! Explanations of failed connections, with the command that fixes each.
 //!
 //! ```text
-//! stat and connect say      it means                              way out
+//! stat and connect          meaning                               remedy
 //! nothing there             not installed, or not started         systemctl start gpushd
 //! EACCES on the socket      caller is in neither of its groups    usermod -aG GROUP USER, log in again
-//! EACCES on a directory     the same, one level up                the same
+//! EACCES on a directory     the same for a parent directory       the same
 //! ECONNREFUSED              stale socket, the agent is gone       systemctl start gpushd
 //! not a socket              wrong path                            --socket
-//! EAGAIN                    its backlog is full                   try again
+//! EAGAIN                    the backlog is full                   try again
 //! ```
 //!
 //! [`gather`] collects the facts, [`explain`] is pure: so a test can check each sentence without another user,
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_socket_says_how_to_start_the_agent() {
+    fn absent_socket_hints_at_starting_the_agent() {
         let mut at = facts(Found::Nothing, Origin::System);
         let (code, message, hint) = told(io::ErrorKind::NotFound, &at);
         assert_eq!(code.exit_status(), 6);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_is_not_an_absent_one() {
+    fn stale_socket_differs_from_absent_one() {
         let at = facts(Found::Socket(access("gpush", 0o660)), Origin::System);
         let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
         assert_eq!(code.exit_status(), 6);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_door_names_the_group() {
+    fn denied_socket_names_the_group() {
         let mut door = access("gpush", 0o660);
         let at = facts(Found::Socket(door.clone()), Origin::System);
         let (code, message, hint) = told(io::ErrorKind::PermissionDenied, &at);
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_directory_is_named_with_its_group() {
+    fn closed_directory_is_named_with_its_group() {
         let at = facts(Found::ClosedDirectory("/run/gpush".into(), access("gpush", 0o750)), Origin::System);
         let (code, message, hint) = told(io::ErrorKind::PermissionDenied, &at);
         assert_eq!(code.exit_status(), 5);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_said() {
+    fn file_that_is_not_a_socket_is_reported() {
         let at = facts(Found::Other("a regular file"), Origin::Option);
         // connect(2) on a regular file returns ECONNREFUSED, which alone would indicate a stale socket.
         let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_no_address_holds_is_a_usage_error() {
+    fn path_too_long_for_an_address_is_a_usage_error() {
         let mut at = facts(Found::Nothing, Origin::Option);
         at.socket.path = PathBuf::from(format!("/tmp/{}", "x".repeat(120)));
         let (code, message, _) = told(io::ErrorKind::InvalidInput, &at);
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_finds_what_is_there() {
+    fn gather_finds_the_object_at_the_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let look = |path: &Path| gather(&Socket::given(path, Origin::Option)).found;

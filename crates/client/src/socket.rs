@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_admin_socket_is_taken_by_root_and_its_owner_only() {
+    fn admin_socket_is_used_by_root_and_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let socket = || Socket::given(dir.path().join("gpushd.sock"), Origin::System);
         let own = nix::unistd::geteuid().as_raw();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_users_own_agent_is_taken_only_when_the_system_has_none() {
+    fn users_own_agent_is_used_only_without_a_system_agent() {
         let dir = tempfile::tempdir().unwrap();
         let system = dir.path().join("system.sock");
         let runtime = dir.path().join("runtime");

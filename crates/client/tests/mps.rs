@@ -12,7 +12,7 @@ use gpush_client::{Client, Kind, Origin, Socket};
 use served::serve;
 
 #[tokio::test]
-async fn targets_are_escaped_and_changes_have_keys() {
+async fn targets_are_escaped_and_changes_have_idempotency_keys() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let asked = serve(&socket);

@@ -85,7 +85,7 @@ fn hint(error: &Error) -> &str {
 }
 
 #[tokio::test]
-async fn requests_go_over_one_connection() {
+async fn requests_share_one_connection() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let connections = serve(&path, |method, path| {
@@ -108,7 +108,7 @@ async fn requests_go_over_one_connection() {
 }
 
 #[tokio::test]
-async fn a_connection_closed_while_idle_is_opened_again_for_reads_only() {
+async fn connection_closed_while_idle_is_reopened_for_reads_only() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     // Answers one request per connection, then closes it without announcing that.
@@ -154,7 +154,7 @@ fn refusal(retryable: bool) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_change_is_sent_again_under_its_key_until_it_is_answered() {
+async fn unanswered_change_is_repeated_under_its_key() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let keys = Arc::new(Mutex::new(Vec::new()));
@@ -186,7 +186,7 @@ async fn a_change_is_sent_again_under_its_key_until_it_is_answered() {
 }
 
 #[tokio::test]
-async fn a_change_that_stays_in_doubt_says_so_and_a_refusal_for_good_is_final() {
+async fn uncertain_change_is_reported_and_final_refusal_is_final() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let connections = serve(&path, |_, _| {
@@ -212,7 +212,7 @@ async fn a_change_that_stays_in_doubt_says_so_and_a_refusal_for_good_is_final() 
 }
 
 #[tokio::test]
-async fn what_a_stopping_agent_refused_stays_refused_when_it_is_gone() {
+async fn refusal_of_stopping_agent_stands_after_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let (listener, file) = (UnixListener::bind(&path).unwrap(), path.clone());
@@ -234,7 +234,7 @@ async fn what_a_stopping_agent_refused_stays_refused_when_it_is_gone() {
 }
 
 #[tokio::test]
-async fn another_agents_refusal_does_not_take_a_doubt_away() {
+async fn refusal_of_next_agent_leaves_change_uncertain() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let first = AtomicUsize::new(0);
@@ -254,7 +254,7 @@ async fn another_agents_refusal_does_not_take_a_doubt_away() {
 }
 
 #[tokio::test]
-async fn absent_stale_and_not_a_socket_are_three_things() {
+async fn absent_stale_and_non_socket_paths_have_distinct_errors() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpushd.sock");
 
@@ -266,7 +266,7 @@ async fn absent_stale_and_not_a_socket_are_three_things() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let error = client(&path).version().await.unwrap_err();
     assert_eq!((error.kind, error.code()), (Kind::Connect, Code::Unreachable));
-    assert!(error.error.message.contains("nobody listens"), "{error:?}");
+    assert!(error.error.message.contains("is left from a previous gpushd"), "{error:?}");
 
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "").unwrap();
@@ -280,7 +280,7 @@ async fn absent_stale_and_not_a_socket_are_three_things() {
 }
 
 #[tokio::test]
-async fn a_silent_agent_runs_into_the_deadline() {
+async fn silent_agent_ends_with_deadline_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     serve_raw(&path, |stream| async move {
@@ -299,7 +299,7 @@ async fn a_silent_agent_runs_into_the_deadline() {
 }
 
 #[tokio::test]
-async fn an_agent_whose_backlog_is_full_is_busy_not_absent() {
+async fn agent_with_full_backlog_is_busy_not_absent() {
     use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
     use std::os::fd::AsRawFd;
     let dir = tempfile::tempdir().unwrap();
@@ -321,7 +321,7 @@ async fn an_agent_whose_backlog_is_full_is_busy_not_absent() {
 }
 
 #[tokio::test]
-async fn what_is_not_gpushd_is_told_apart_from_another_version_of_it() {
+async fn foreign_server_differs_from_other_gpushd_version() {
     let dir = tempfile::tempdir().unwrap();
 
     // Speaks first, and not HTTP.
@@ -361,7 +361,7 @@ async fn what_is_not_gpushd_is_told_apart_from_another_version_of_it() {
 }
 
 #[tokio::test]
-async fn an_agent_that_dies_in_mid_answer_is_lost() {
+async fn agent_that_dies_during_an_answer_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     serve_raw(&path, |mut stream| async move {

@@ -157,7 +157,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
     }
 
     #[test]
-    fn the_table_is_read() {
+    fn compute_policy_table_is_parsed() {
         let told = levels(TABLE);
         assert_eq!(
             told,
@@ -173,7 +173,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
     }
 
     #[test]
-    fn other_forms_say_the_same() {
+    fn other_compute_policy_forms_are_parsed() {
         let uuid = "GPU-696A7A08-9eda-2bfb-4515-85925dc57c9a";
         let low = Named::Uuid("GPU-696a7a08-9eda-2bfb-4515-85925dc57c9a".to_owned());
         let pci = Named::Pci("0000:07:00.0".to_owned());
@@ -194,7 +194,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
     }
 
     #[test]
-    fn what_tells_nothing_is_no_level() {
+    fn output_without_a_level_gives_none() {
         for text in [
             "",
             "No devices were found",
@@ -212,7 +212,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
     }
 
     #[test]
-    fn names_match_in_any_case_and_the_first_word_stands() {
+    fn names_match_in_any_case_and_first_line_counts() {
         let uuid = Named::Uuid("GPU-696a7a08-9eda-2bfb-4515-85925dc57c9a".to_owned());
         assert!(uuid.is(9, "GPU-696A7A08-9eda-2bfb-4515-85925dc57c9a", "0000:09:00.0"));
         assert!(Named::Pci("0000:af:00.0".to_owned()).is(9, "", "0000:AF:00.0"));
@@ -224,7 +224,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn no_text_is_a_panic(text in "(\\PC|[|:.=\\n]|GPU|Failed to |Timeslice| : |[0-9]){0,40}") {
+        fn compute_policy_parser_never_panics(text in "(\\PC|[|:.=\\n]|GPU|Failed to |Timeslice| : |[0-9]){0,40}") {
             let _any = levels(&text);
         }
     }

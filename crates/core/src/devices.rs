@@ -153,7 +153,7 @@ mod tests {
 
     fn lease(target: &str) -> Lease {
         let member = serde_json::json!({
-            "target": target, "gpu": "GPU-0", "share": {"kind": "mig", "profile": "1g.10gb", "generation": 1},
+            "target": target, "gpu_uuid": "GPU-0", "share": {"kind": "mig", "profile": "1g.10gb", "generation": 1},
             "memory_mib": 9728, "gpu_memory_mib": 81920,
         });
         let all = serde_json::json!({

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_engines_of_a_part_are_those_of_its_whole_profile() {
+    fn engines_of_a_part_are_those_of_its_whole_profile() {
         for key in gpush_geometry::KEYS {
             let model = gpush_geometry::model(key).unwrap();
             let geometry = Geometry::of_model(&model);

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_stopped_is_no_obstacle_and_the_rest_is_named_with_its_way_out() {
+    fn stoppable_services_do_not_block_and_others_get_hints() {
         let all = vec![
             holder(1, "nv-hostengine", Some("nvidia-dcgm")),
             holder(2, "nv-fabricmanager", Some("nvidia-fabricmanager")),

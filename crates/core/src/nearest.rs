@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slips_are_recognised() {
+    fn typing_errors_get_suggestions() {
         let keys = ["library", "read_ms", "change_s", "admin_groups"];
         for (typed, meant) in [
             ("libary", "library"),
@@ -80,14 +80,14 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_not_offered() {
+    fn dissimilar_words_are_not_suggested() {
         for typed in ["", "x", "colour", "reading_s", &"l".repeat(10_000)] {
             assert_eq!(nearest(typed, ["library", "read_ms"]), None, "{typed:.20}");
         }
     }
 
     #[test]
-    fn the_nearest_comes_first() {
+    fn most_similar_word_comes_first() {
         let profiles = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb"];
         assert_eq!(nearest_few("1g.12gb", profiles, 2), ["1g.10gb", "1g.20gb"]);
     }

@@ -258,14 +258,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_preset_lists_the_known_ones() {
+    fn unknown_preset_lists_known_ones() {
         let error = gpus("dgx-a10").unwrap_err();
         assert_eq!(error.hint.as_deref(), Some("did you mean `dgx-a100`?"));
         assert!(error.causes[0].contains("rtx-pro-6000x2"));
     }
 
     #[test]
-    fn what_was_saved_reads_back() {
+    fn saved_host_reads_back() {
         let host = gpus("mixed").unwrap();
         let text = serde_json::to_string_pretty(&host).unwrap();
         assert_eq!(saved(text.as_bytes(), "host.json").unwrap(), host);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_host_is_refused() {
+    fn impossible_saved_host_is_refused() {
         let host = gpus("dgx-a100").unwrap();
         let changed = |change: &dyn Fn(&mut Vec<Gpu>)| {
             let mut host = host.clone();
@@ -301,7 +301,7 @@ mod tests {
         ];
         for (what, bytes, says) in &cases {
             let error = saved(bytes, "host.json").expect_err(what);
-            assert!(error.message.starts_with("host.json is no saved state"), "{what}");
+            assert!(error.message.starts_with("host.json is not a saved state"), "{what}");
             assert!(error.causes[0].contains(says), "{what}: {}", error.causes[0]);
             assert!(error.hint.is_some());
         }

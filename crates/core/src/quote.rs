@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_of_a_terminal_gets_through() {
+    fn terminal_controls_are_escaped() {
         assert_eq!(Quoted("a\u{1b}[31m\n").to_string(), "`a\\u{1b}[31m\\u{a}`");
         assert_eq!(Quoted("a\u{202e}b").to_string(), "`a\\u{202e}b`");
         assert!(Quoted(&"x".repeat(5000)).to_string().chars().count() < 100);

@@ -4,10 +4,10 @@
 //! 3                     index in this driver session
 //! 0-3                   indexes, both ends included
 //! all                   every GPU
-//! GPU-3ad1…             UUID, or the beginning of one when only one GPU has it
+//! GPU-3ad1…             UUID, or a prefix of one if it is unique
 //! 0000:07:00.0          PCI address; the domain and the function may be left out
 //! *A100*                product name, `*` and `?` as in a shell, case ignored
-//! A100-SXM4-80GB        product name in full, as `gpushctl status` shows it; `NVIDIA ` may stand before it
+//! A100-SXM4-80GB        product name in full, as `gpushctl status` shows it; the prefix `NVIDIA ` is optional
 //! ```
 //!
 //! A host may lose a GPU, so a rule's selector that matches nothing is not an error. In a command it is an

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_gpus_at_hand_are_kept_and_others_let_go() {
+    fn usable_gpus_without_mig_are_kept_and_others_let_go() {
         let config = config(TURNS);
         let policy = TimeslicePolicy {
             replicas: 1,
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_set() {
+    fn only_differing_levels_are_set() {
         let wanted = TimesliceLevel::Short;
         let next = |told: Option<Told>| next(wanted, told.as_ref());
         assert_eq!(next(Some(Told::Level(wanted))), Next::Nothing);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_says_level_and_compute_mode_and_only_mig_while_it_is_cut() {
+    fn drift_names_level_and_compute_mode_or_only_mig() {
         let config = config(TURNS);
         let mut gpus = whole();
         let seen = |state, level| {
@@ -170,7 +170,7 @@ mod tests {
             ]
         );
         assert!(gpus[1].drift.is_empty());
-        assert_eq!(gpus[2].drift, ["it has no time-slice levels, the config wants long"]);
+        assert_eq!(gpus[2].drift, ["the GPU has no time-slice levels, but the config says long"]);
         assert!(gpus[3].drift.is_empty(), "what is not known does not differ");
         let unread = gpus[3].timeslice.as_ref().unwrap();
         assert_eq!((unread.state, unread.replicas, unread.wanted), (TimesliceState::Unknown, 1, TimesliceLevel::Long));

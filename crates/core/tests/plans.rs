@@ -79,7 +79,7 @@ fn text(plan: &Plan) -> String {
 }
 
 #[test]
-fn plans_read_well() {
+fn plans_as_users_read_them() {
     let cases = [
         ("a100-80", "none", "3g.40gb, 2g.20gb, 1g.10gb*2"),
         ("a100-80", "7g.80gb", "3g.40gb, 2g.20gb, 1g.10gb"),
@@ -145,7 +145,7 @@ fn double_memory_instances_are_kept_by_their_own_name_only() {
 }
 
 #[test]
-fn packing_takes_as_few_gpu_instances_as_hold_them() {
+fn packing_uses_fewest_gpu_instances() {
     let geometry = geometry("a100-80");
     let packed = |layout: &str| -> Vec<Vec<String>> {
         let target = resolve(&geometry, layout);
@@ -167,7 +167,7 @@ fn packing_takes_as_few_gpu_instances_as_hold_them() {
 }
 
 #[test]
-fn a_gpu_instance_without_compute_instance_gets_one_in_place() {
+fn gpu_instance_without_ci_gets_one_in_place() {
     let geometry = geometry("a100-80");
     let mut bare = standing(&geometry, "3g.40gb@4");
     bare[0].compute.clear();
@@ -176,7 +176,7 @@ fn a_gpu_instance_without_compute_instance_gets_one_in_place() {
 }
 
 #[test]
-fn what_is_held_is_spared_even_at_a_higher_price() {
+fn held_instances_are_kept_even_at_higher_cost() {
     let geometry = geometry("a100-80");
     let instances = standing(&geometry, "3g.40gb@0, 1g.10gb@4, 1g.10gb@6");
     let target = resolve(&geometry, "3g.40gb@4");
@@ -198,7 +198,7 @@ fn what_is_held_is_spared_even_at_a_higher_price() {
 }
 
 #[test]
-fn foreign_instances_occupy_their_place_and_go_when_idle() {
+fn foreign_instances_occupy_slices_and_go_when_idle() {
     let model = gpush_geometry::model("a100-80").unwrap();
     let all = Geometry::of_model(&model);
     let without_2g: Vec<_> = profiles_of_model(&model).into_iter().filter(|p| p.name != "2g.20gb").collect();
@@ -220,7 +220,7 @@ fn foreign_instances_occupy_their_place_and_go_when_idle() {
 }
 
 #[test]
-fn where_the_driver_tells_no_placement_it_is_given_none() {
+fn driver_without_ci_placements_gets_none() {
     let geometry = geometry("a100-80");
     let mut instances = standing(&geometry, "1c.3g.40gb*2, 2g.20gb");
     for compute in instances.iter_mut().flat_map(|i| &mut i.compute) {
@@ -244,7 +244,7 @@ fn where_the_driver_tells_no_placement_it_is_given_none() {
 }
 
 #[test]
-fn a_compute_instance_that_takes_more_slots_than_foreseen_is_still_the_same() {
+fn ci_with_more_slots_than_expected_is_kept() {
     let geometry = geometry("a100-80");
     let mut instances = standing(&geometry, "3c.7g.80gb*2");
     for compute in &mut instances[0].compute {
@@ -255,7 +255,7 @@ fn a_compute_instance_that_takes_more_slots_than_foreseen_is_still_the_same() {
 }
 
 #[test]
-fn senseless_states_and_figures_are_survived() {
+fn impossible_states_and_figures_never_panic() {
     let geometry = geometry("a100-80");
     let mut instances = Vec::new();
     for n in 0..500_u32 {
@@ -293,7 +293,7 @@ const LAYOUTS: [&str; 8] = [
 ];
 
 #[test]
-fn a_previous_layout_comes_back_beside_whatever_is_in_use() {
+fn previous_layout_is_restored_around_instances_in_use() {
     let a100 = geometry("a100-80");
     let (mut tried, mut whole) = (0, 0);
     for (before, now) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|now| (*before, now))) {
@@ -337,7 +337,7 @@ fn a_previous_layout_comes_back_beside_whatever_is_in_use() {
 }
 
 #[test]
-fn within_a_gpu_instance_that_was_there_before_only_what_is_in_use_stays() {
+fn only_cis_in_use_stay_in_a_previous_gpu_instance() {
     let a100 = geometry("a100-80");
     let previous = standing(&a100, "1c.3g.40gb*3");
     let mut now = standing(&a100, "1c.3g.40gb,2c.3g.40gb");
@@ -357,7 +357,7 @@ fn within_a_gpu_instance_that_was_there_before_only_what_is_in_use_stays() {
 }
 
 #[test]
-fn at_every_step_of_a_plan_what_stands_is_told_from_what_others_made() {
+fn foreign_instances_are_recognised_at_every_step() {
     let a100 = geometry("a100-80");
     let (mut states, mut found) = (0, 0);
     for (before, after) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|after| (*before, after))) {
@@ -398,7 +398,7 @@ fn at_every_step_of_a_plan_what_stands_is_told_from_what_others_made() {
 }
 
 #[test]
-fn a_compute_instance_of_others_makes_its_gpu_instance_theirs() {
+fn foreign_ci_makes_its_gpu_instance_foreign() {
     let a100 = geometry("a100-80");
     let previous = standing(&a100, "1c.3g.40gb*3");
     let end = standing(&a100, "none");

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_arrive_whole_however_they_are_cut() {
+    fn frames_arrive_whole_in_any_pieces() {
         let mut bytes = Vec::new();
         for frame in frames() {
             write(&mut bytes, &frame).unwrap();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_off_frame_is_an_error_and_a_closed_stream_is_not() {
+    fn truncated_frame_is_an_error_and_closed_stream_is_not() {
         let bytes = encode(&frames()[0]).unwrap();
         assert!(read::<ToParent>(&mut &bytes[..0]).unwrap().is_none());
         for cut in 1..bytes.len() {
@@ -337,13 +337,13 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_reason_is_refused_before_anything_is_allocated() {
+    fn excessive_frame_length_is_refused_before_allocation() {
         let error = read::<ToParent>(&mut &[0xff; 8][..]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
-    fn what_changes_the_hardware_is_known_as_such() {
+    fn mutations_are_recognised() {
         let gpu = || GpuRef::new("GPU-1");
         let at = Placement { start: 0, size: 1 };
         let requests = [

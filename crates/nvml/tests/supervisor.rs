@@ -111,7 +111,7 @@ async fn one_worker_serves_all_calls() {
 }
 
 #[tokio::test]
-async fn calls_to_one_gpu_are_made_in_order_and_one_at_a_time() {
+async fn calls_to_one_gpu_run_in_order_one_at_a_time() {
     let stage = Stage::new("* * ok");
     let calls = (0..40).map(|gi| {
         let hardware = stage.hardware.clone();
@@ -137,7 +137,7 @@ async fn futures_in_order<T: Send + 'static>(
 }
 
 #[tokio::test]
-async fn a_read_that_hangs_costs_only_itself() {
+async fn hung_read_fails_alone() {
     let stage = Stage::new("read GPU-a hang\n* * ok");
     let first = stage.pid().await;
     let error = stage.hardware.read(A).await.unwrap_err();
@@ -156,7 +156,7 @@ async fn a_read_that_hangs_costs_only_itself() {
 }
 
 #[tokio::test]
-async fn a_mutation_that_hangs_leaves_its_gpu_unsettled() {
+async fn hung_mutation_leaves_its_gpu_unsettled() {
     let stage = Stage::with("create_gpu_instance GPU-a hang\n* * ok", |o| o.deadlines.grace = Duration::from_secs(2));
     stage.hardware.list().await.unwrap();
     let first = stage.pid().await;
@@ -185,7 +185,7 @@ async fn a_mutation_that_hangs_leaves_its_gpu_unsettled() {
 }
 
 #[tokio::test]
-async fn a_mutation_that_lands_late_is_settled_by_its_answer() {
+async fn late_mutation_is_settled_by_its_answer() {
     let stage = Stage::with("destroy_gpu_instance GPU-a gate\n* * ok", |o| o.deadlines.grace = Duration::from_secs(60));
     let gate = stage.gate();
     let first = stage.pid().await;
@@ -223,7 +223,7 @@ async fn other_gpus_finish_on_an_abandoned_worker() {
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_in_a_mutation_says_that_it_may_have_landed() {
+async fn worker_death_in_mutation_may_have_taken_effect() {
     let stage = Stage::new("create_gpu_instance GPU-a die\n* * ok");
     let error = stage.hardware.create_gpu_instance(A, 0, WHOLE).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerDied { may_have_landed: true });
@@ -235,7 +235,7 @@ async fn a_worker_that_dies_in_a_mutation_says_that_it_may_have_landed() {
 }
 
 #[tokio::test]
-async fn a_gpu_whose_reading_kills_the_worker_does_not_take_the_others_along() {
+async fn gpu_that_kills_the_worker_affects_no_other() {
     let stage = Stage::new("read GPU-a die\n* * ok");
     let reads = ["GPU-b", "GPU-c", A, "GPU-d", "GPU-e"].map(|uuid| {
         let hardware = stage.hardware.clone();
@@ -258,7 +258,7 @@ async fn a_gpu_whose_reading_kills_the_worker_does_not_take_the_others_along() {
 }
 
 #[tokio::test]
-async fn a_read_survives_the_death_of_an_idle_or_busy_worker() {
+async fn read_survives_worker_death() {
     let stage = Stage::new("read GPU-a gate\n* * ok");
     let first = stage.pid().await;
     kill(Pid::from_raw(i32::try_from(first).unwrap()), nix::sys::signal::SIGKILL).unwrap();
@@ -281,7 +281,7 @@ async fn a_read_survives_the_death_of_an_idle_or_busy_worker() {
 }
 
 #[tokio::test]
-async fn a_missing_driver_is_told_and_tried_again_only_when_asked() {
+async fn missing_driver_is_reported_and_retried_on_request() {
     let stage = Stage::with("init * fail 9\n* * ok", |o| o.deadlines.retry = Duration::from_millis(50));
     let error = stage.hardware.driver().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::DriverNotLoaded);
@@ -300,7 +300,7 @@ async fn a_missing_driver_is_told_and_tried_again_only_when_asked() {
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_at_start_is_an_error_and_not_a_loop() {
+async fn worker_that_dies_at_start_is_an_error() {
     let stage = Stage::new("init * die");
     for _ in 0..3 {
         let error = stage.hardware.read(A).await.unwrap_err();
@@ -314,7 +314,7 @@ async fn a_worker_that_dies_at_start_is_an_error_and_not_a_loop() {
 }
 
 #[tokio::test]
-async fn a_start_that_hangs_is_an_error_and_its_worker_goes() {
+async fn hung_start_is_an_error_and_its_worker_ends() {
     let stage = Stage::with("init * hang", |o| o.deadlines.start = Duration::from_millis(200));
     let error = stage.hardware.driver().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerUnavailable);
@@ -326,7 +326,7 @@ async fn a_start_that_hangs_is_an_error_and_its_worker_goes() {
 }
 
 #[tokio::test]
-async fn a_missing_program_is_named() {
+async fn missing_worker_program_is_named() {
     let stage = Stage::with("* * ok", |o| o.program = PathBuf::from("/nowhere/gpushd"));
     let error = stage.hardware.driver().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerUnavailable);
@@ -334,7 +334,7 @@ async fn a_missing_program_is_named() {
 }
 
 #[tokio::test]
-async fn a_restart_sees_the_old_worker_gone() {
+async fn restart_waits_for_the_old_worker() {
     let stage = Stage::new("* * ok");
     let first = stage.pid().await;
     stage.hardware.restart().await.unwrap();
@@ -345,7 +345,7 @@ async fn a_restart_sees_the_old_worker_gone() {
 }
 
 #[tokio::test]
-async fn a_restart_waits_for_calls_and_makes_the_next_ones_wait() {
+async fn restart_finishes_calls_and_delays_later_ones() {
     let stage = Stage::with("destroy_gpu_instance * gate\n* * ok", |o| o.deadlines.change = Duration::from_secs(60));
     let gate = stage.gate();
     let first = stage.pid().await;
@@ -366,7 +366,7 @@ async fn a_restart_waits_for_calls_and_makes_the_next_ones_wait() {
 }
 
 #[tokio::test]
-async fn a_worker_that_will_not_end_is_killed() {
+async fn worker_that_does_not_end_is_killed() {
     let stage = Stage::new("eof * hang\n* * ok");
     let first = stage.pid().await;
     stage.hardware.stop().await.unwrap();
@@ -386,7 +386,7 @@ async fn stopped_hardware_refuses_until_resumed() {
 }
 
 #[tokio::test]
-async fn the_worker_ends_with_the_last_handle() {
+async fn worker_ends_with_the_last_handle() {
     let stage = Stage::new("* * ok");
     let pid = stage.pid().await;
     let Stage { dir, hardware } = stage;
@@ -396,7 +396,7 @@ async fn the_worker_ends_with_the_last_handle() {
 }
 
 #[test]
-fn the_worker_ends_with_the_runtime() {
+fn worker_ends_with_the_runtime() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let first = runtime();
     let (stage, pid) = first.block_on(async {
@@ -412,7 +412,7 @@ fn the_worker_ends_with_the_runtime() {
 }
 
 #[tokio::test]
-async fn a_call_in_flight_is_let_finish_when_the_last_handle_goes() {
+async fn call_in_flight_finishes_after_the_last_handle() {
     let stage = Stage::with("destroy_gpu_instance * gate\n* * ok", |o| o.deadlines.change = Duration::from_secs(60));
     let gate = stage.gate();
     let pid = stage.pid().await;
@@ -431,7 +431,7 @@ async fn a_call_in_flight_is_let_finish_when_the_last_handle_goes() {
 }
 
 #[tokio::test]
-async fn a_worker_that_talks_nonsense_is_replaced() {
+async fn worker_with_invalid_frames_is_replaced() {
     let stage = Stage::new("destroy_gpu_instance * nonsense\n* * ok");
     let error = stage.hardware.destroy_gpu_instance(A, 1).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerDied { may_have_landed: true });

@@ -1,14 +1,14 @@
 //! Opening the store: finding the database, judging whether it can be trusted, reporting problems.
 //!
 //! ```text
-//! directory ─► ours alone? ─► file system fit? ─► lock ─► reserve, watermark, marker ─► database?
+//! directory ─► private? ─► file system suitable? ─► lock ─► reserve, watermark, marker ─► database?
 //!   none, never used ───────────────────────────────► created          Note::Created
 //!   none or empty, but used before ─────────────────► created          Note::Lost
 //!   file, schema, seals or progress do not agree ───► set aside        Note::Lost
 //!   sound, of another machine ──────────────────────► set aside        Note::OtherHost
 //!   older schema ───────────────────────────────────► migrated         Note::Migrated
 //!   newer schema ───────────────────────────────────► read-only        Note::NewerSchema
-//!   cannot be read for another reason ──────────────► OpenError: it is left as it is
+//!   cannot be read for another reason ──────────────► OpenError: left unchanged
 //! ```
 //!
 //! A loss is recorded in the new database when that is created, so every start reports it again until it is

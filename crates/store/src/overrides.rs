@@ -18,7 +18,7 @@ pub struct NewOverride {
     pub rule: Option<String>,
     /// Layout in canonical text.
     pub layout: Vec<String>,
-    /// Who made it.
+    /// The author.
     pub author: Actor,
     /// The author's reason.
     pub reason: String,
@@ -35,7 +35,7 @@ pub struct Override {
     pub rule: Option<String>,
     /// Layout in canonical text.
     pub layout: Vec<String>,
-    /// Who made it.
+    /// The author.
     pub author: Actor,
     /// The author's reason.
     pub reason: String,

@@ -59,7 +59,7 @@ impl<T> Pending<T> {
     /// Blocks the thread until the result arrives. Do not call it from async code.
     ///
     /// # Errors
-    /// Those of the transaction.
+    /// Errors of the transaction.
     pub fn wait(self) -> Result<T, StoreError> {
         self.outcome.blocking_recv().unwrap_or(Err(StoreError::Closed))
     }

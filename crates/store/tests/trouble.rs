@@ -383,7 +383,7 @@ fn full_disk_loses_nothing_and_records_endings() {
     File::create(disk.0.join("filler.2")).unwrap().write_all(&vec![1; 4 << 20]).unwrap_err();
     let opened = small(&directory).unwrap();
     assert!(opened.notes.contains(&Note::NoReserve { directory: directory.clone() }), "{:?}", opened.notes);
-    assert_eq!(opened.store.trouble(), full(), "it is told without a write");
+    assert_eq!(opened.store.trouble(), full(), "it is reported without a write");
     disk.free();
     fs::remove_file(disk.0.join("filler.2")).unwrap();
     let end = Instant::now() + Duration::from_secs(60);

@@ -128,14 +128,14 @@ fn is_other(one: &GpuDiff) -> bool {
 pub(crate) fn diff(diff: &ConfigDiff, look: &Look) -> String {
     let file = diff.path.as_ref().map_or_else(|| "no config file".to_owned(), |path| look.clean(path));
     if !differs(diff) && diff.unseen.is_empty() {
-        return format!("{file}: no difference from the config in use, and the GPUs are as desired\n");
+        return format!("{file}: same as the config in use; the GPUs are as desired\n");
     }
     let mut out = format!("{}\n", paint(STRONG, &file));
     if let Some(trouble) = &diff.trouble {
         let lines = trouble::lines("refused", trouble, 0, look);
         out += &(lines.join("\n") + "\n");
     }
-    out += &settings(&diff.settings, "IN FORCE", "IN THE FILE", look);
+    out += &settings(&diff.settings, "IN USE", "IN THE FILE", look);
     for one in diff.gpus.iter().filter(|one| is_other(one)) {
         out.push('\n');
         let in_file = one.in_file.as_ref().filter(|file| **file != one.in_force);

@@ -43,7 +43,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
     });
     fact("mode", format!("{}{}", one.mode.name(), rule.unwrap_or_default()));
     if let Some(layout) = &one.layout {
-        fact("desired layout", look.clean(&layout.join(", ")));
+        fact("layout", look.clean(&layout.join(", ")));
     }
     fact("MIG", mig(one.mig.as_ref()));
     match one.compute_mode {

@@ -141,7 +141,7 @@ async fn client_killed(service: &mut Service) -> Result<Found, String> {
 }
 
 /// Checks that gpushd notices a killed control daemon, waits for the client of its remaining server, then
-/// starts another daemon. The figures tell what became of that client.
+/// starts another daemon. The figures include the outcome of that client.
 async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
     let pid = before.pid.ok_or("gpushd does not tell the daemon's pid")?;

@@ -116,7 +116,7 @@ impl Ground {
     /// Reads the GPU again and compares its settings with those from before.
     ///
     /// # Errors
-    /// The settings now, and those from before.
+    /// If a setting differs; the text has both values.
     pub fn unchanged(&self) -> Result<(), String> {
         let (_, _, reading) = match read() {
             Ok(read) => read,

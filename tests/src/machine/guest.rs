@@ -42,7 +42,7 @@ impl Machine {
             .filter(|line| !line.contains("/man/"))
             .fold(String::new(), |text, line| text + line + "\n");
         self.sh(&format!("set -e\ncd {REPOSITORY}\n{install}"));
-        // Each test decides what it runs first.
+        // The page ends with a trial of gpushctl, which the tests replace by their own commands.
         let enable: Vec<_> = enable.lines().filter(|line| !line.starts_with("gpushctl")).collect();
         self.sh(&format!("set -e\n{}", enable.join("\n").replace(" --now", "")));
     }

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_debians_own_sources_of_the_release_are_taken() {
+    fn only_debian_sources_of_the_release_are_used() {
         let text = "Types: deb\n# old\nURIs: file:/a\nSuites: trixie trixie-updates\nComponents: main\n\n\
                     Types: deb\nURIs: file:/b\nSuites: nodistro\nComponents: main\n";
         assert!(stanzas(text, "trixie").contains("file:/a") && !stanzas(text, "trixie").contains("file:/b"));

@@ -116,7 +116,7 @@ pub fn lease(agent: &Agent, target: &str, body: &Value) -> Result<LeaseGrant, Ap
 /// When the answer is neither.
 pub fn lease_for(agent: &Agent, uid: u32, target: &str, body: &Value) -> Result<LeaseGrant, ApiError> {
     let mut body = body.clone();
-    body["holder"] = uid.into();
+    body["holder_uid"] = uid.into();
     lease(agent, target, &body)
 }
 

@@ -352,6 +352,6 @@ fn plan_lists_steps_per_gpu_and_changes_nothing() {
         plans.iter().filter_map(|plan| serde_json::from_value(plan["error"].clone()).ok()).collect();
     assert_eq!((refused.errors.len(), refused.causes.len()), (4, 0), "{refused:?}");
     assert_eq!(refused.errors.to_vec(), own, "each as its own plan has it");
-    assert!(refused.outcome.as_ref().is_some_and(|outcome| outcome.contains("no GPU was touched")), "{refused:?}");
+    assert!(refused.outcome.as_ref().is_some_and(|outcome| outcome.contains("no GPU was changed")), "{refused:?}");
     assert_eq!(host.trace(), []);
 }

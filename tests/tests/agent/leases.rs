@@ -150,7 +150,7 @@ fn request_whose_client_disconnects_leaves_the_queue() {
 #[test]
 fn revoked_lease_ends_its_processes_after_the_notice() {
     let (host, agent) = two_gpus(WHOLE);
-    let granted = request(&agent, &json!({ "share": { "kind": "whole" }, "gpus": ["0"] })).expect("a lease");
+    let granted = request(&agent, &json!({ "share": { "kind": "whole" }, "selectors": ["0"] })).expect("a lease");
     let id: LeaseId = granted.lease.id;
     let process = host.process("--gpu 0");
     let body = json!({ "reason": "maintenance window", "end": true, "notice_s": 0, "grace_s": 0 });

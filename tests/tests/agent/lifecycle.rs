@@ -207,7 +207,7 @@ fn reload_takes_effect_and_shows_pending_restart() {
     for line in ["level = \"info\"", "read_ms = 10000", "socket_mode = \"0600\""] {
         assert!(effective.contains(line), "{effective}");
     }
-    agent.wait_for_log("driver.read_ms stays 10000 until gpushd is started anew: the file has 5000");
+    agent.wait_for_log("driver.read_ms stays 10000 until gpushd is restarted: the file has 5000");
 
     // A setting that cannot be applied makes gpushd reject the whole file.
     agent.write_config("[log]\nlevel = \"error\"\n[api]\nsocket_group = \"no-such-group-here\"\n");

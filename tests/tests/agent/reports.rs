@@ -81,7 +81,7 @@ fn operation_waiting_for_gpu_is_shown_in_status_and_notes() {
     let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let says = format!("operation {} waits for it, to make it 7g.80gb", waiting.id);
-    agent.until("it is told", || agent.gpu(0).reasons.contains(&says).then_some(()));
+    agent.until("it is shown", || agent.gpu(0).reasons.contains(&says).then_some(()));
     assert!(agent.gpus()[0].reasons.contains(&says), "in the list, too");
     assert!(gpushctl(&agent, &["status"]).1.contains(&says));
     let newer = agent.apply(&["0"], &["3g.40gb@4", "1g.10gb@0"]);
@@ -130,5 +130,5 @@ fn sigterm_during_start_stops_gpushd() {
         }
         tries += 1;
     }
-    println!("gpushd was told to end at {tries} moments of its start, and ended");
+    println!("gpushd received SIGTERM at {tries} moments of its start, and stopped");
 }

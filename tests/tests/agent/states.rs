@@ -77,7 +77,7 @@ fn cordon_survives_restart_and_yields_to_named_requests() {
     assert_eq!((gpu.state, gpu.cordons.len()), (GpuState::Cordoned, 1), "{gpu:?}");
     assert_eq!((gpu.cordons[0].cause.as_str(), gpu.cordons[0].reason.as_str()), ("admin", "fan replacement"));
     assert!(gpu.reasons[0].starts_with("cordoned by ") && gpu.reasons[0].ends_with(": fan replacement"), "{gpu:?}");
-    assert!(health(&agent).errors.is_empty(), "what somebody wants is no ill health");
+    assert!(health(&agent).errors.is_empty(), "an administrator's cordon does not degrade health");
 
     // A request that names the GPU changes its layout, and the GPU stays cordoned.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
@@ -199,7 +199,7 @@ fn pending_row_remap_cordons_once_across_restarts() {
     host.sim("reset", &["--gpu", "0"]);
     let agent = Agent::start(&host, "");
     agent.settle_reads();
-    assert_eq!(agent.gpu(0).state, GpuState::Cordoned, "until somebody says that it is well");
+    assert_eq!(agent.gpu(0).state, GpuState::Cordoned, "until an administrator uncordons it");
 }
 
 #[test]

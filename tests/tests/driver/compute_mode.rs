@@ -150,7 +150,7 @@ async fn compute_mode_shown_only_in_fresh_session_is_success() {
     let uuid = uuids(&hardware).await.remove(0);
     host.fault("nvmlDeviceGetComputeMode --mutate stale");
     hardware.set_compute_mode(&uuid, ComputeMode::ExclusiveProcess).await.unwrap();
-    assert_eq!(hardware.status().started, 2, "the worker was started anew");
+    assert_eq!(hardware.status().started, 2, "the worker was restarted");
     host.clear_faults();
     assert_eq!(mode(&hardware, &uuid).await, Some(ComputeMode::ExclusiveProcess));
 }

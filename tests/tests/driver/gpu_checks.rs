@@ -2,7 +2,7 @@
 //! print SKIPPED, and that they leave nothing behind.
 //!
 //! A model (`sim/mps-sim/src/work.rs`) sets the speed of the simulated client: the figures show that they are
-//! measured, compared and printed, and say nothing about a GPU.
+//! measured, compared and printed, and are not measurements of a GPU.
 
 use std::{
     fs,

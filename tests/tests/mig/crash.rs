@@ -278,7 +278,7 @@ fn kill_at_every_store_write_and_sync_is_recovered() {
             match (&told, new.first()) {
                 // An operation that gpushd has reported to a client must be on record.
                 (Some(told), Some(there)) => assert_eq!(told.id, *there, "{what}"),
-                (Some(told), None) => panic!("{what}: {} was told of, and is forgotten", told.id),
+                (Some(told), None) => panic!("{what}: {} was reported, and is not on record", told.id),
                 (None, Some(_)) => unheard += 1,
                 (None, None) => assert_eq!(truth(&host, 0), before, "{what}: changed without a record"),
             }

@@ -19,7 +19,7 @@ const AMPERE: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
 const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
 
 fn off(agent: &Agent, gpu: u32) -> Value {
-    json!({ "layout_source": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
+    json!({ "layout_source": { "per_gpu": [{ "selector": agent.gpu(gpu).uuid, "mig_enabled": false }] } })
 }
 
 fn refused(agent: &Agent, gpu: &str) -> ApiError {
@@ -278,7 +278,7 @@ fn hopper_needs_no_reset_and_names_holders_on_refusal() {
     let operation = agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation"));
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0), ["MIG off"]);
-    assert_eq!(around.take_calls(), Vec::<String>::new(), "nobody was disturbed");
+    assert_eq!(around.take_calls(), Vec::<String>::new(), "no program was run");
 }
 
 #[test]

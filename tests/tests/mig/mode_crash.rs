@@ -25,7 +25,7 @@ const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
 const WHOLE: [&str; 1] = ["MIG off"];
 
 fn off(agent: &Agent, gpu: u32) -> Value {
-    json!({ "layout_source": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
+    json!({ "layout_source": { "per_gpu": [{ "selector": agent.gpu(gpu).uuid, "mig_enabled": false }] } })
 }
 
 /// Returns the last operation, if an agent answers.

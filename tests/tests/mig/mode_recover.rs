@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 /// Requests MIG modes for GPUs, without instances, in an operation that kills the agent.
 fn begin(agent: &mut Agent, modes: &[(u32, bool)]) {
-    let each: Vec<Value> = modes.iter().map(|&(gpu, mig)| json!({ "gpu": agent.gpu(gpu).uuid, "mig": mig })).collect();
+    let each: Vec<Value> =
+        modes.iter().map(|&(gpu, mig)| json!({ "selector": agent.gpu(gpu).uuid, "mig_enabled": mig })).collect();
     die_of(agent, &json!({ "layout_source": { "per_gpu": each } }));
 }
 

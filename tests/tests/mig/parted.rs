@@ -159,7 +159,7 @@ fn change_of_one_gpu_keeps_others_and_their_processes() {
     let from = host.trace().len();
     let (status, said) = run(&agent, "apply", "all-1g.10gb", &[]);
     assert_eq!(status, 4, "{said}");
-    assert!(said.contains(&format!("pid {pid}")) && said.contains("no GPU was touched"), "{said}");
+    assert!(said.contains(&format!("pid {pid}")) && said.contains("no GPU was changed"), "{said}");
     assert_eq!(host.trace().len(), from, "{:?}", host.trace());
 }
 
@@ -270,11 +270,19 @@ fn agent_checks_requests_with_a_layout_per_gpu() {
     let each = |layouts: serde_json::Value| serde_json::json!({ "layout_source": { "per_gpu": layouts } });
     let cases = [
         (each(serde_json::json!([])), "no GPU is named"),
-        (each(serde_json::json!([{ "gpu": "0", "mig": true }, { "gpu": "0", "mig": true }])), "named twice"),
-        (each(serde_json::json!([{ "gpu": "all", "mig": true }])), "is not one GPU"),
-        (each(serde_json::json!([{ "gpu": "0", "mig": false, "layout": ["1g.10gb"] }])), "MIG mode off and MIG"),
         (
-            serde_json::json!({ "selectors": ["0"], "layout_source": { "per_gpu": [{ "gpu": "0", "mig": true }] } }),
+            each(
+                serde_json::json!([{ "selector": "0", "mig_enabled": true }, { "selector": "0", "mig_enabled": true }]),
+            ),
+            "named twice",
+        ),
+        (each(serde_json::json!([{ "selector": "all", "mig_enabled": true }])), "is not one GPU"),
+        (
+            each(serde_json::json!([{ "selector": "0", "mig_enabled": false, "layout": ["1g.10gb"] }])),
+            "cannot have MIG instances",
+        ),
+        (
+            serde_json::json!({ "selectors": ["0"], "layout_source": { "per_gpu": [{ "selector": "0", "mig_enabled": true }] } }),
             "chosen twice",
         ),
     ];
@@ -284,7 +292,7 @@ fn agent_checks_requests_with_a_layout_per_gpu() {
     }
     assert_eq!(host.trace(), []);
     let each = serde_json::json!([
-        { "gpu": "2", "mig": true, "layout": ["1g.10gb*7"] }, { "gpu": "0", "mig": true, "layout": ["3g.40gb@4"] },
+        { "selector": "2", "mig_enabled": true, "layout": ["1g.10gb*7"] }, { "selector": "0", "mig_enabled": true, "layout": ["3g.40gb@4"] },
     ]);
     let begun = agent.begin_with(&serde_json::json!({ "layout_source": { "per_gpu": each } })).expect("it begins");
     let operation = agent.follow(begun);

@@ -42,11 +42,11 @@ fn entered_instance_stays_and_rest_is_restored() {
     assert_eq!(gpu.state, GpuState::Degraded);
     let error = operation.error.as_ref().unwrap();
     for says in [
-        "the previous layout is back without 2g.20gb@0, 1g.10gb@2 and 1g.10gb@3",
+        "the previous layout was restored without 2g.20gb@0, 1g.10gb@2 and 1g.10gb@3",
         "3g.40gb@0 (GPU instance",
-        "is held by a process (`gpushctl gpu show 0` names it",
-        "2g.20gb@0 is not back: 3g.40gb@0 stands",
-        "1g.10gb@3 is not back: 3g.40gb@0 stands",
+        "is in use by a process (`gpushctl gpu show 0` names it",
+        "2g.20gb@0 was not restored: 3g.40gb@0 is",
+        "1g.10gb@3 was not restored: 3g.40gb@0 is",
     ] {
         let says_so = |all: &[String]| all.iter().any(|cause| cause.contains(says));
         assert!(says_so(&error.causes) && says_so(&gpu.reasons), "{says}: {error:?} {:?}", gpu.reasons);
@@ -55,11 +55,11 @@ fn entered_instance_stays_and_rest_is_restored() {
     let public = format!("{:?} {:?} {:?}", operation.error, operation.progress, gpu.reasons);
     assert!(!public.contains(&format!("pid {pid}")) && !public.contains("sleep"), "{public}");
     assert!(!agent.get("/v1/health").json()["errors"].to_string().contains(&format!("pid {pid}")));
-    let text = "the previous layout is back without";
+    let text = "the previous layout was restored without";
     let log = agent.wait_for_log(text);
     let line = log.lines().find(|line| line.contains(text)).unwrap();
-    assert!(line.contains("ERROR") && line.contains(&format!("is held by pid {pid} (")), "{line}");
-    assert!(!log.contains("is held by a process ("), "{log}");
+    assert!(line.contains("ERROR") && line.contains(&format!("is in use by pid {pid} (")), "{line}");
+    assert!(!log.contains("is in use by a process ("), "{log}");
     // When the process has ended, the GPU can be changed again.
     host.end_process(pid);
     host.clear_faults();
@@ -80,7 +80,7 @@ fn unknown_users_block_destruction_in_rollback() {
     let destroyed: Vec<_> = host.trace().into_iter().filter(|call| call.function.contains("Destroy")).collect();
     assert_eq!(destroyed, []);
     let causes = operation.error.unwrap().causes;
-    assert!(causes.iter().any(|cause| cause.contains("may be in use, by whom is not known")), "{causes:?}");
+    assert!(causes.iter().any(|cause| cause.contains("may be in use; gpushd cannot read its processes")), "{causes:?}");
     assert_eq!(agent.gpu(0).state, GpuState::Degraded);
     host.clear_faults();
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);

@@ -224,7 +224,7 @@ fn recovery_keeps_instance_entered_by_process() {
     let gi = gi_at(&host, 0, start);
     // It has no compute instance if that was destroyed already.
     if left[0].contains("[]") {
-        println!("the other instance had lost its compute instance: nobody can come into it");
+        println!("the other instance had lost its compute instance: no process can enter it");
         return;
     }
     let pid = host.process(&format!("--gpu 0 --gi {gi} --ci 0"));

@@ -233,7 +233,7 @@ fn own_session_handle_blocks_nothing() {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0), before);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
-    agent.wait_for_log("once more in a fresh driver session");
+    agent.wait_for_log("trying again in a new driver session");
 }
 
 #[test]
@@ -408,8 +408,8 @@ fn unchanged_gpu_altered_by_others_is_named_and_kept() {
         changed += 1;
         assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
         let error = operation.error.unwrap();
-        assert!(error.message.contains("somebody else has changed it"), "{error:?}");
-        assert!(error.causes.iter().any(|cause| cause.contains("left as it stands")), "{error:?}");
+        assert!(error.message.contains("another program has changed it"), "{error:?}");
+        assert!(error.causes.iter().any(|cause| cause.contains("left as it is")), "{error:?}");
         assert_eq!(error.outcome, None, "{error:?}");
         assert_eq!(agent.gpu(0).state, GpuState::Ready, "it is well, only other than was asked");
     }

@@ -76,7 +76,7 @@ fn rule_with_several_users_serves_one_before_driver_555() {
     assert!(ready.findings.iter().any(|finding| finding.contains(why)), "{ready:#?}");
     let _first = lease_for(&agent, NOBODY, "0", &json!({ "percentage": 10 })).expect("a lease");
     let refused = lease_for(&agent, OTHER, "0", &json!({ "percentage": 10 })).unwrap_err();
-    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
+    assert_eq!(refused.code, Code::Blocked, "{refused:?}");
 }
 
 /// A daemon in use keeps its option. The change is reported, and made once the daemon is idle.

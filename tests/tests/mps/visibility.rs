@@ -124,7 +124,7 @@ fn other_users_process_and_server_are_hidden_on_each_route() {
         let told = ask(&agent, OTHER, method, &format!("/v1/leases/{id}/{path}"), body);
         assert!(told.contains("\"denied\""), "{path}: {told}");
     }
-    let for_another = object!({ "percentage": 1, "holder": OWNER });
+    let for_another = object!({ "percentage": 1, "holder_uid": OWNER });
     let told = ask(&agent, OTHER, "POST", "/v1/leases", &request("0", &for_another).to_string());
     assert!(told.contains("\"denied\""), "{told}");
     assert_eq!(json(&agent, OWNER, &format!("/v1/leases/{id}"))["state"], "active");

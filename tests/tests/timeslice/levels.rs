@@ -141,7 +141,7 @@ async fn foreign_level_is_drift_and_is_repaired() {
     driver.set_compute_mode(&uuid, ComputeMode::Default).await.unwrap();
     // A changed level is noticed within a minute, or on request.
     reload(&mut agent, LONG);
-    agent.await_that("both put right", || are(&host, SET));
+    agent.await_that("both repaired", || are(&host, SET));
     await_kept(&agent);
     for said in
         ["its time-slice level was default against the config", "its compute mode was DEFAULT against the config"]

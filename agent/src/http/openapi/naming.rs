@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 /// Names whose types may differ, with the reason.
-const EXCEPTIONS: [&str; 2] = [
+const EXCEPTIONS: [&str; 3] = [
     // The tag of a step: each schema has its own constant.
-    "do", // MPS shares are replaced by leases.
-    "share",
+    "do",    // MPS shares are replaced by leases.
+    "share", // The terms of a rule, as the config has them; the lease of a grant.
+    "lease",
 ];
 
 /// The type of a property. Strings are one type, whatever their values or format.

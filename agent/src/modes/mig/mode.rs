@@ -29,13 +29,13 @@ pub(crate) struct ModeChange {
 /// The result of a call that sets MIG mode.
 #[derive(Debug)]
 enum Outcome {
-    /// The mode is in force.
+    /// The mode is effective.
     InForce,
     /// The mode is effective after a reset. The error applies if there is no reset.
     Pending(ApiError),
 }
 
-/// Sets MIG mode on several GPUs and puts it into force. Returns those that failed, by position. When one of them
+/// Sets MIG mode on several GPUs, with resets where needed. Returns those that failed, by position. When one of them
 /// refuses the mode, none is reset.
 pub(crate) async fn execute(
     mig: &MigMode,
@@ -69,7 +69,7 @@ pub(crate) async fn execute(
     troubled
 }
 
-/// Verifies after a reset, or an attempt at one, that a mode is in force.
+/// Verifies after a reset, or an attempt at one, that a mode is effective.
 async fn put_into_force(
     mig: &MigMode,
     change: &ModeChange,

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_and_gpus_are_both_heeded() {
+    fn filter_applies_kinds_and_gpus() {
         let event = |what| Event { id: String::new(), at: jiff::Timestamp::UNIX_EPOCH, what };
         let xid = event(Happening::Xid(Xid { gpu: None, gpu_uuid: "GPU-1".to_owned(), xid: 31, gi: None, ci: None }));
         let config = event(Happening::Config(ConfigChange { taken: true, error: None, pending_restart: Vec::new() }));

@@ -98,7 +98,7 @@ pub struct Lease {
     /// What its life depends on.
     pub binding: LeaseBinding,
     /// Operation that creates its MIG devices, `op-7`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "operation_id", default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<String>,
     /// When it was requested.
     #[serde(with = "crate::timestamp")]

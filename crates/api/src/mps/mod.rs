@@ -185,7 +185,7 @@ pub struct MpsClient {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
     /// The lease that it runs with, `L17`; `None` when its environment names no lease of its user on this target.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
     /// Removed with gpushctl's `mps env`; never set.
     #[serde(default, skip_serializing_if = "Option::is_none")]

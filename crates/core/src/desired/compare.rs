@@ -25,7 +25,7 @@ fn by_rule(config: &Config, gpus: &[Gpu]) -> Vec<WantedView> {
 }
 
 fn same(one: &WantedView, other: &WantedView) -> bool {
-    // A rule's name, or a change of MPS sharing only, does not concern the layout that is overridden.
+    // A change of a rule's name, or of MPS sharing only, leaves the overridden layout unchanged.
     (one.mode, &one.layout) == (other.mode, &other.layout)
 }
 

@@ -175,7 +175,7 @@ fn any_layout() -> impl Strategy<Value = String> {
 }
 
 #[test]
-fn the_first_rule_that_matches_claims() {
+fn first_matching_rule_claims_a_gpu() {
     let host = host();
     let claimed = claims(&config(), &host);
     assert_eq!(claimed, [Some(0), Some(0), Some(1), Some(2), Some(3), Some(4), None, None]);
@@ -188,7 +188,7 @@ fn the_first_rule_that_matches_claims() {
 }
 
 #[test]
-fn the_view_says_who_claims_what() {
+fn config_view_lists_claims() {
     let view = config().view(Some("config.toml"), &host());
     let claims: Vec<Vec<u32>> = view.rules.iter().map(|rule| rule.claims.clone()).collect();
     assert_eq!(claims, [vec![0, 1], vec![2], vec![3], vec![4], vec![5]]);
@@ -198,7 +198,7 @@ fn the_view_says_who_claims_what() {
 }
 
 #[test]
-fn findings_name_selectors_without_effect() {
+fn findings_name_unused_selectors() {
     let text = r#"
 [[gpu]]
 name = "all of it"
@@ -289,7 +289,7 @@ fn mig_mode_that_is_off() {
 }
 
 #[test]
-fn mig_mode_goes_off_after_the_instances_and_takes_a_reset_on_ampere_alone() {
+fn mig_off_follows_instances_and_resets_ampere_only() {
     let whole = |gpus: &[Gpu], config: &str| {
         let each = vec![GpuLayout { gpu: "0".to_owned(), mig: false, layout: Vec::new() }];
         let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) };
@@ -329,7 +329,7 @@ fn mig_mode_goes_off_after_the_instances_and_takes_a_reset_on_ampere_alone() {
 }
 
 #[test]
-fn what_is_reset_together_must_be_free_or_change_with_it() {
+fn gpus_reset_together_must_be_free_or_change_too() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     for gpu in &mut gpus {
         let mig = gpu.mig.as_mut().unwrap();

@@ -1,6 +1,6 @@
 //! The parser of layouts, with its errors.
 //!
-//! It is written by hand because of the errors: each has a place in the text and suggests a correction.
+//! It uses no parser generator because of the errors: each has a place in the text and suggests a correction.
 
 use std::{fmt, ops::Range, sync::Arc};
 

@@ -4,7 +4,7 @@
 //! bytes ──yaml──► nodes with their places ──read──► File ──select──► Label ──resolve──► a layout for each GPU
 //!                                                    │                                      │
 //!                                                    └──import──► layouts and rules         └──► PlanRequest
-//!                                             GPUs ──export──► text     of our config
+//!                                             GPUs ──export──► text     for gpush's config
 //! ```
 //!
 //! ```yaml

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_a_graver_kind_outweighs_all_of_the_lesser() {
+    fn one_higher_class_outweighs_all_lower_ones() {
         let most = 64;
         assert!(Cost::in_use(1) > Cost::held(most) + Cost::gpu_instances(most));
         assert!(Cost::held(1) > Cost::gpu_instances(most) + Cost::compute_instances(most));

@@ -59,7 +59,7 @@ fn uuids(targets: &[Target]) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_shared_double_memory_entry_means_its_own_compute_profile_only() {
+fn shared_double_memory_entry_means_its_own_profile() {
     let mut gpus = preset::gpus("dgx-h100").unwrap();
     gpus.truncate(1);
     put(&mut gpus[0], "1g.20gb", 0, &[("1c.1g.20gb", 0)]);
@@ -75,7 +75,7 @@ fn a_shared_double_memory_entry_means_its_own_compute_profile_only() {
 }
 
 #[test]
-fn a_rule_of_mode_mps_shares_whole_gpus() {
+fn mps_rule_shares_whole_gpus() {
     let config = config("[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mps\"\nmps = { percentage = 25 }\n");
     let gpus = whole_host("dgx-a100");
     let found = decide(&config, &gpus, &BTreeSet::new());
@@ -90,7 +90,7 @@ fn a_rule_of_mode_mps_shares_whole_gpus() {
 }
 
 #[test]
-fn what_a_whole_gpu_is_in_the_way_of() {
+fn whole_gpu_that_cannot_be_shared_is_reported() {
     let config = config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mps\"\nmps = { memory_limit = \"90G\" }\n");
     let mut gpus = whole_host("dgx-a100");
     let mig = |gpu: &mut Gpu, enabled, pending| {
@@ -120,7 +120,7 @@ fn what_a_whole_gpu_is_in_the_way_of() {
 }
 
 #[test]
-fn entries_share_what_stands() {
+fn entries_share_existing_devices() {
     let layout = ["3g.40gb@4:mps", "1c.3g.40gb@0:mps", "1c.3g.40gb@0*2"];
     let config = config(&format!("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = {layout:?}\n"));
     let mut gpus = preset::gpus("dgx-a100").unwrap();
@@ -142,7 +142,7 @@ fn entries_share_what_stands() {
 }
 
 #[test]
-fn of_several_alike_those_that_are_shared_stay() {
+fn shared_devices_stay_among_equal_ones() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     for start in [0, 2, 4] {
         put(&mut gpus[0], "2g.20gb", start, &[("2g.20gb", 0)]);
@@ -165,7 +165,7 @@ fn of_several_alike_those_that_are_shared_stay() {
 }
 
 #[test]
-fn an_override_shares_in_place_of_the_rule() {
+fn override_replaces_the_rules_sharing() {
     let config =
         config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"2g.20gb:mps\"\nmps = { percentage = 50 }\n");
     let mut gpus = preset::gpus("dgx-a100").unwrap();
@@ -195,7 +195,7 @@ fn an_override_shares_in_place_of_the_rule() {
 }
 
 #[test]
-fn a_reading_that_failed_ends_nothing() {
+fn failed_reading_keeps_sharing() {
     let config = config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"2g.20gb*2:mps\"\n");
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     gpus.truncate(1);
@@ -217,7 +217,7 @@ fn a_reading_that_failed_ends_nothing() {
 }
 
 #[test]
-fn a_memory_limit_is_held_against_what_there_is() {
+fn memory_limit_above_the_memory_is_reported() {
     let limit = |mib| MpsSettings { memory_limit_mib: MemoryLimit::of_mib(mib), ..MpsSettings::default() };
     assert!(fits(&limit(81_920), 81_920, "GPU 0").is_ok());
     assert!(fits(&MpsSettings::default(), 1, "GPU 0").is_ok());
@@ -247,7 +247,7 @@ fn a_memory_limit_is_held_against_what_there_is() {
 }
 
 #[test]
-fn a_part_of_a_gpu_takes_its_part_of_the_clients() {
+fn client_limit_is_proportional_to_the_device() {
     for (wanted, slices, of, most) in
         [(48, 1, 7, 6), (48, 7, 7, 48), (60, 1, 7, 8), (4, 1, 7, 4), (1, 1, 7, 1), (48, 2, 4, 24)]
     {
@@ -260,7 +260,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn one_daemon_a_device_and_none_moves(
+    fn each_device_has_one_daemon_and_none_moves(
         entries in prop::collection::vec((1u8..=3, any::<bool>()), 1..=4),
         fixed in prop::sample::subsequence(vec![0u8, 1, 2, 3, 4, 5, 6], 0..=3),
         stand in prop::collection::vec(any::<bool>(), 7),

@@ -26,7 +26,7 @@
 //! clients still compute, and a restart would end them. So is a daemon whose server met a fault, which recovers
 //! when the affected clients have ended; and a daemon whose control connection another process holds, such as
 //! an administrator's front-end. A daemon that is found running at start is adopted with its pid; no second one
-//! is started. No action follows until the caller tells whether it is desired.
+//! is started. No action follows until the caller reports whether it is desired.
 
 mod words;
 
@@ -39,7 +39,7 @@ pub use self::words::{Effect, Event, Instant, Policy, State};
 pub struct Supervisor {
     policy: Policy,
     state: State,
-    /// `None` until the caller tells.
+    /// `None` until the caller reports it.
     wanted: Option<bool>,
     /// `None` if unknown: the daemon was found or does not answer, and the driver does not list clients either.
     clients: Option<usize>,
@@ -116,7 +116,7 @@ impl Supervisor {
         self.wanted == Some(true)
     }
 
-    /// Returns whether the caller has told if it is desired.
+    /// Returns whether the caller has reported if it is desired.
     #[must_use]
     pub fn is_told(&self) -> bool {
         self.wanted.is_some()

@@ -136,7 +136,7 @@ fn walk(key: &str, rounds: usize, seed: u64) -> Tally {
 }
 
 #[test]
-fn the_driver_never_refuses_a_step() {
+fn simulated_driver_never_refuses_a_step() {
     let mut total = Tally::default();
     let mut parts = 0;
     for (seed, key) in gpush_geometry::KEYS.iter().enumerate() {

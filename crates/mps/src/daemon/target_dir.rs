@@ -237,7 +237,7 @@ impl TargetDir {
     pub fn remove(&self) {
         let name = self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let removed = self.dir.with_file_name(format!("{REMOVED}{name}"));
-        // A file that another program put there is not ours to remove.
+        // gpushd must not remove a file of another program.
         if !fs::symlink_metadata(&self.dir).is_ok_and(|meta| meta.is_dir()) {
             return;
         }

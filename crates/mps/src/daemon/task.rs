@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! request ───────┐                       ┌─► Start   directory prepared, program started, pidfd opened
-//! process ended ─┼─► supervisor ─ effects┼─► Quit    clients told to end, then the daemon
+//! process ended ─┼─► supervisor ─ effects┼─► Quit    clients asked to end, then the daemon
 //! timer fired ───┤       │               └─► Kill    the daemon and everything that it started
 //! probe finished ┘       └─ state ─► access to the pipe directory: granted while it serves, else revoked
 //!   reply, silence, servers, clients

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_gives_the_compute_profiles_of_every_known_part() {
+    fn rule_gives_compute_profiles_of_every_known_part() {
         let (mut tried, mut wrong) = (0, Vec::new());
         for key in gpush_geometry::KEYS {
             let model = gpush_geometry::model(key).unwrap();

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rule_gives_every_known_name() {
+    fn rule_gives_every_known_name() {
         let mut tried = 0;
         let mut wrong = Vec::new();
         for key in gpush_geometry::KEYS {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_prefix_goes() {
+    fn name_prefix_is_removed() {
         assert_eq!(plain("MIG 1g.10gb+me"), "1g.10gb+me");
         assert_eq!(plain("1g.10gb"), "1g.10gb");
     }

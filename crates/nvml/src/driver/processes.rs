@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_its_compute_instance_lists_is_not_charged_to_the_gpu_instance_too() {
+    fn process_of_a_ci_is_not_listed_for_its_gpu_instance() {
         let within = entry(7, ProcessKind::Compute, Some(1));
         let charged = Entry { ci: None, ..within };
         assert_eq!(merge(&[charged, within]), [within]);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_seen_in_two_lists_is_one() {
+    fn process_in_two_lists_is_merged() {
         let merged = merge(&[
             entry(7, ProcessKind::Compute, Some(1)),
             entry(7, ProcessKind::Compute, Some(1)),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_figures_are_absent() {
+    fn absent_figures_stay_absent() {
         let info = nvmlProcessInfo_v2_t {
             pid: 5,
             usedGpuMemory: u64::MAX,
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_grows_while_asked_is_read_whole() {
+    fn list_that_grows_during_a_read_is_read_completely() {
         let mut population = 3_u32;
         let mut births = 2;
         let list = grow(|count, buffer: *mut nvmlProcessInfo_v1_t| {
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_never_fits_is_an_error() {
+    fn list_that_never_fits_is_an_error() {
         let result = grow(|count, _: *mut nvmlProcessInfo_v1_t| {
             // SAFETY: `count` belongs to `grow`.
             unsafe { *count += 100 };

@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_names_object_function_and_meaning() {
+    fn error_names_object_function_and_meaning() {
         let error = DriverError::new(ErrorKind::InUse, "nvmlGpuInstanceDestroy").on("GPU-1").detail("GPU instance 3");
         assert_eq!(error.to_string(), "GPU-1: nvmlGpuInstanceDestroy: in use (NVML 19): GPU instance 3");
         let error = DriverError::new(ErrorKind::Code(77), "nvmlInit_v2");
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_driver_troubles_say_what_to_type() {
+    fn driver_load_errors_have_commands() {
         let hint = |kind| DriverError::new(kind, "nvmlInit_v2").to_api();
         let missing = hint(ErrorKind::DriverNotLoaded);
         assert_eq!(missing.code, Code::DriverUnavailable);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn in_use_without_a_process_says_how_to_find_the_holder() {
+    fn in_use_without_a_process_hints_at_the_holder() {
         let hint = DriverError::new(ErrorKind::InUse, "nvmlGpuInstanceDestroy").on("GPU-1").hint().unwrap();
         for part in ["`gpushctl gpu show GPU-1`", "`fuser -v /dev/nvidia*`", "nv-hostengine", "nvidia-persistenced"] {
             assert!(hint.contains(part), "{part}: {hint}");
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_travel_as_they_are() {
+    fn errors_are_serialized_unchanged() {
         let kinds = (1..=31).map(ErrorKind::from_code).chain([
             ErrorKind::Deadline { may_land: true },
             ErrorKind::WorkerDied { may_have_landed: false },

@@ -42,7 +42,7 @@ fn unexplained(state: MpsState) -> &'static str {
         MpsState::Fault => "its server met a fatal fault, or ends as soon as it is started",
         MpsState::Hung => "its control daemon runs and does not answer",
         MpsState::BackingOff => "its control daemon ended, and is started again",
-        MpsState::GivenUp => "its control daemon ended too often; start it with `gpushctl mps start`",
+        MpsState::GivenUp => "its control daemon ended too often, and must be started by an administrator",
         MpsState::Draining => "no new clients; those that are connected may finish",
     }
 }

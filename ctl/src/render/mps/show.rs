@@ -119,7 +119,7 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
     let mut out = section("Settings") + &table(&columns, rows, INDENT, look);
     if let Some(rule) = &daemon.rule {
         let text = format!(
-            "set by an administrator; the rule says {} %, memory {}, priority {}. `gpushctl mps set {} --reset` restores it",
+            "by an administrator; the rule says {} %, memory {}, priority {}. `gpushctl mps set {} --reset` restores it",
             rule.percentage,
             memory(rule.memory_limit_mib),
             rule.priority,

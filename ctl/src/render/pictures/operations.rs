@@ -146,7 +146,7 @@ fn operations_and_their_ends() {
     let whole = rolled.error.take().map(|error| error.outcome("the previous layout was restored and read back"));
     rolled.error = whole;
     let text = fits(&operation::operation(&rolled, &before, &before, true, &look), &look);
-    for once in ["the driver refused to create", "insufficient resources", "stands again", "hint:"] {
+    for once in ["the driver refused to create", "insufficient resources", "was restored", "hint:"] {
         assert_eq!(text.matches(once).count(), 1, "{once}:\n{text}");
     }
 

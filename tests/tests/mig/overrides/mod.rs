@@ -158,7 +158,7 @@ fn rule_layout_ends_override_and_new_layout_replaces_it() {
     assert_eq!(overrides(&agent).overrides, [], "however it is written");
     // A request that names one of several GPUs, as mig-parted files do; the other GPU keeps its override.
     done(&agent, &whole("fourth"));
-    let each = json!([{ "gpu": "1", "mig": true, "layout": ["1g.10gb*7"] }]);
+    let each = json!([{ "selector": "1", "mig_enabled": true, "layout": ["1g.10gb*7"] }]);
     done(&agent, &json!({ "layout_source": { "per_gpu": each }, "reason": "fifth" }));
     let reasons: Vec<String> = overrides(&agent).overrides.into_iter().map(|one| one.reason).collect();
     assert_eq!(reasons, ["fourth", "fifth"]);

@@ -64,7 +64,7 @@ fn rule_changed_while_agent_was_down_can_suspend_override() {
     done(&agent, &whole("still there"));
     agent.stop();
     let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*7\"]\n");
-    assert!(agent.gpu(0).drift.is_empty(), "the override stands above the new rule as well");
+    assert!(agent.gpu(0).drift.is_empty(), "the override also replaces the new rule's layout");
     agent.stop();
     let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n");
     let gpu = agent.gpu(0);

@@ -183,7 +183,7 @@ fn killed_daemon_restarts_with_clean_unit() {
         // Another moment of its life in each round.
         std::thread::sleep(Duration::from_millis(u64::from(turn) * 37 % 100));
     }
-    println!("12 kills, the slowest was told after {:.0} ms", slowest * 1e3);
+    println!("12 kills, the slowest was reported after {:.0} ms", slowest * 1e3);
     assert_eq!(machine.property(&unit, "NRestarts"), "0", "that is gpushd's to decide");
 
     // An administrator stops the unit with systemctl: gpushd starts it again, because the config wants it.
@@ -255,8 +255,9 @@ fn failed_daemon_start_reports_cause() {
     machine.write(&format!("/etc/systemd/system/{unit}.d/none.conf"), "[Service]\nReadOnlyPaths=/var/log\n");
     machine.sh("systemctl daemon-reload");
     machine.kill(machine.main_pid(&unit));
-    machine
-        .await_that("it is told", |machine| reasons(machine, &target).contains("ended with status 1: `journalctl -u"));
+    machine.await_that("it is reported", |machine| {
+        reasons(machine, &target).contains("ended with status 1: `journalctl -u")
+    });
     println!("{}", reasons(&machine, &target));
     let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "be run: Read-only file system");
     machine.write(
@@ -264,7 +265,7 @@ fn failed_daemon_start_reports_cause() {
         "[Service]\nExecStart=\nExecStart=/usr/bin/no-such-program\n",
     );
     machine.sh("systemctl daemon-reload");
-    machine.await_that("it is told", |machine| reasons(machine, &target).contains("ended with status 203"));
+    machine.await_that("it is reported", |machine| reasons(machine, &target).contains("ended with status 203"));
     println!("{}", reasons(&machine, &target));
     machine.sh(&format!("rm -r /etc/systemd/system/{unit}.d; systemctl daemon-reload"));
     machine.await_that("it is served again", |machine| ready(machine).len() == 2);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn drift_in_sentences() {
+fn drift_is_described_in_sentences() {
     type Case =
         (&'static str, &'static str, &'static [(&'static str, u8, &'static [&'static str])], &'static [&'static str]);
     let cases: &[Case] = &[
@@ -65,7 +65,7 @@ fn drift_in_sentences() {
 }
 
 #[test]
-fn a_reading_without_profiles_is_not_called_drifted_by_guess() {
+fn reading_without_profiles_shows_no_drift() {
     let mut gpu = host().remove(0);
     gpu.mig.as_mut().unwrap().profiles = std::sync::Arc::default();
     let wish = Wish {
@@ -117,13 +117,13 @@ fn drift_of_modes() {
 }
 
 #[test]
-fn describe_fills_in_what_the_config_wants() {
+fn describe_adds_the_desired_state() {
     let mut host = host();
     set(&mut host[0], &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])]);
     describe_all(&config(), &mut host);
     assert_eq!((host[0].mode, host[0].rule.as_deref()), (Mode::Mig, Some("training")));
     assert_eq!((host[0].layout.as_deref(), host[0].drift.len()), (Some(&["3g.40gb*2".to_owned()][..]), 0));
     assert_eq!(host[1].drift, ["missing 3g.40gb*2"]);
-    assert_eq!(host[3].drift, ["MIG mode is on, mode exclusive wants the whole GPU"]);
+    assert_eq!(host[3].drift, ["MIG mode is on, but mode `exclusive` needs the whole GPU"]);
     assert_eq!((host[7].mode, &host[7].rule, &host[7].layout), (Mode::Unmanaged, &None, &None));
 }

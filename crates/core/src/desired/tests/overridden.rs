@@ -47,7 +47,7 @@ fn drifting(gpus: &[Gpu]) -> Vec<u32> {
 }
 
 #[test]
-fn an_override_is_wanted_where_a_rule_of_mode_mig_claims_the_gpu_and_nowhere_else() {
+fn override_is_effective_only_under_a_mig_rule() {
     let mut gpus = host();
     for at in 0..8 {
         over(&mut gpus, at, "7g.80gb");
@@ -71,7 +71,7 @@ fn an_override_is_wanted_where_a_rule_of_mode_mig_claims_the_gpu_and_nowhere_els
 }
 
 #[test]
-fn only_a_named_gpu_gets_its_rules_own_layout_back() {
+fn only_named_gpu_returns_to_its_rules_layout() {
     let mut gpus = host();
     over(&mut gpus, 0, "7g.80gb");
     let layouts = |gpus: &[Gpu], selectors: &[&str], source| -> Vec<Vec<String>> {
@@ -100,7 +100,7 @@ fn only_a_named_gpu_gets_its_rules_own_layout_back() {
 }
 
 #[test]
-fn a_gpu_that_is_asked_to_be_whole_gets_no_override() {
+fn request_without_mig_sets_no_override() {
     let mut gpus = host();
     gpus[0].mig.as_mut().unwrap().enabled = false;
     let each = |gpu: &str, mig, layout: &[&str]| GpuLayout {
@@ -115,7 +115,7 @@ fn a_gpu_that_is_asked_to_be_whole_gets_no_override() {
 }
 
 #[test]
-fn what_a_config_changes_under_overrides() {
+fn config_changes_under_overrides_are_found() {
     let gpus = host();
     let uuids: Vec<String> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     let changed = |text: &str, gpus: &[Gpu]| -> Vec<usize> {
@@ -157,7 +157,7 @@ proptest! {
     /// After any requests, the GPUs that they named have no drift: their instances match the desired state.
     /// Other GPUs and their overrides are unchanged.
     #[test]
-    fn what_was_reached_is_what_is_wanted(requests in prop::collection::vec(any_request(), 1..6)) {
+    fn applied_requests_leave_no_drift(requests in prop::collection::vec(any_request(), 1..6)) {
         let mut gpus = host();
         for request in requests {
             let before = gpus.clone();
@@ -188,7 +188,7 @@ proptest! {
 
     /// An override affects no other GPU, and not its own rule.
     #[test]
-    fn an_override_is_about_one_gpu(at in 0usize..8, text in any_layout()) {
+    fn override_affects_one_gpu(at in 0usize..8, text in any_layout()) {
         let mut gpus = host();
         over(&mut gpus, at, &text);
         let with = wishes(&config(), &gpus);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn no_selector_means_what_the_config_claims_for_mig() {
+fn request_without_selector_means_gpus_claimed_for_mig() {
     let plans = plan_host(&config(), &host(), &PlanRequest::default()).unwrap().plans;
     let shown: Vec<(u32, String, usize)> = plans.iter().map(|p| (p.gpu, p.layout.join(","), p.steps.len())).collect();
     let expected = [(0, "3g.40gb*2", 4), (1, "3g.40gb*2", 4), (2, "3g.40gb,1c.3g.40gb*3", 6), (5, "none", 0)];
@@ -14,7 +14,7 @@ fn no_selector_means_what_the_config_claims_for_mig() {
 }
 
 #[test]
-fn a_named_layout_and_entries_reach_unclaimed_gpus() {
+fn named_layouts_and_entries_apply_to_unclaimed_gpus() {
     let named = LayoutSource::Named("halves".to_owned());
     let plan = one(&config(), &host(), &request(&["7"], named));
     assert_eq!((plan.gpu, plan.layout.join(",").as_str(), plan.steps.len()), (7, "3g.40gb*2", 4));
@@ -89,7 +89,7 @@ fn between<'t>(text: &'t str, start: &str, end: &[char]) -> Option<&'t str> {
 }
 
 #[test]
-fn what_a_hint_says_to_type_works_for_that_gpu() {
+fn commands_in_hints_work_for_their_gpu() {
     const RULES: &str = r#"
 [[gpu]]
 name = "whole"
@@ -146,7 +146,7 @@ fn entries_or_none(text: &str) -> LayoutSource {
 }
 
 #[test]
-fn one_gpu_that_cannot_does_not_hide_the_others() {
+fn one_gpu_without_a_plan_hides_no_other() {
     let host = preset::gpus("mixed").unwrap();
     let plans = plan_host(&Config::default(), &host, &request(&["all"], entries("1g.10gb"))).unwrap().plans;
     let refusals: Vec<Option<&Refusal>> = plans.iter().map(|plan| plan.refusal.as_ref()).collect();
@@ -164,7 +164,7 @@ fn one_gpu_that_cannot_does_not_hide_the_others() {
 }
 
 #[test]
-fn instances_in_use_block_and_the_layout_is_still_told() {
+fn blocked_plan_still_shows_its_layout() {
     let mut host = host();
     set(&mut host[0], &[("7g.80gb", 0, &[])]);
     host[0].mig.as_mut().unwrap().instances[0].compute[0].processes.push(process(4711));
@@ -176,7 +176,7 @@ fn instances_in_use_block_and_the_layout_is_still_told() {
 }
 
 #[test]
-fn nothing_is_destroyed_on_a_gpu_whose_users_are_not_known() {
+fn gpu_with_unknown_users_keeps_its_instances() {
     let mut gpu = host().remove(0);
     let idle = instance(&gpu, 1, "3g.40gb", 0, &[]);
     gpu.mig.as_mut().unwrap().instances = vec![idle];
@@ -199,7 +199,7 @@ fn nothing_is_destroyed_on_a_gpu_whose_users_are_not_known() {
 }
 
 #[test]
-fn a_share_changes_nothing_about_instances() {
+fn sharing_changes_no_instances() {
     let config = Config::parse("[layouts]\nshared = [\"3g.40gb:mps\", \"1c.2g.20gb:mps\", \"1c.2g.20gb\"]\n", "test");
     let config = config.unwrap();
     let plan = |layout| plan_host(&config, &host(), &request(&["0"], layout)).unwrap().plans.remove(0);

@@ -5,7 +5,7 @@ use gpush_api::NvLink;
 use super::*;
 
 #[test]
-fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
+fn gpus_on_a_switch_reset_together_without_fabric_manager() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     for gpu in &mut gpus {
         let mig = gpu.mig.as_mut().unwrap();

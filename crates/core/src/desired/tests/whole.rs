@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn named_without_a_layout_a_gpu_becomes_what_its_rule_wants_whole() {
+fn named_gpu_without_layout_gets_mig_disabled_by_its_rule() {
     let exclusive = Config::parse("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n", "test").unwrap();
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     set(&mut gpus[0], &[("3g.40gb", 4, &[])]);

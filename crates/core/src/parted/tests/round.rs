@@ -64,7 +64,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn exporting_then_asserting_is_identity(
+    fn export_then_assert_is_identity(
         host in prop::sample::select(vec!["mixed", "dgx-a100", "dgx-h100", "dgx-b200", "a30x4", "rtx-pro-6000x2"]),
         wishes in prop::collection::vec((0..4_usize, prop::collection::vec((0..9_usize, 0..4_usize, 1..4_u8), 0..3)), 1..4),
         spread in prop::collection::vec(any::<prop::sample::Index>(), 8),
@@ -109,7 +109,7 @@ fn with(gpu: &mut Gpu, layout: &str) {
 }
 
 #[test]
-fn equal_gpus_are_one_group_and_parts_are_told_apart_by_their_ids() {
+fn equal_gpus_share_a_group_and_parts_differ_by_id() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     gpus.iter_mut().for_each(|gpu| with(gpu, "3g.40gb,2g.20gb,1g.10gb*2"));
     let alike = export(&gpus, "all balanced", |_| true).unwrap();
@@ -138,7 +138,7 @@ fn both_compute_profiles_of_a_double_memory_1g_are_exported() {
 }
 
 #[test]
-fn what_counts_do_not_say_is_told() {
+fn export_reports_what_counts_omit() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     gpus.truncate(5);
     // Two compute instances that would share one GPU instance if created from the file.

@@ -46,7 +46,7 @@ fn daemons() -> Vec<MpsDaemon> {
 }
 
 #[test]
-fn whom_people_mean() {
+fn target_names_resolve() {
     let daemons = daemons();
     for (typed, meant) in [
         ("g5d1b03a2", 0),
@@ -70,7 +70,7 @@ fn whom_people_mean() {
 }
 
 #[test]
-fn whom_nobody_means() {
+fn unknown_target_names_are_refused() {
     let all = daemons();
     let mut shown = String::new();
     for (typed, daemons) in [
@@ -92,7 +92,7 @@ fn whom_nobody_means() {
 }
 
 #[test]
-fn short_names_tell_targets_apart() {
+fn short_names_are_distinct() {
     let none = BTreeSet::new();
     let uuid = "GPU-5D1B03A2-1111-2222-3333-444444444444";
     assert_eq!(short_name(uuid, &none), "g5d1b03a2");
@@ -111,7 +111,7 @@ fn short_names_tell_targets_apart() {
 
 proptest! {
     #[test]
-    fn any_uuid_gets_a_name_of_its_own(uuids in prop::collection::vec("(GPU|MIG)-[0-2]{8}-[0-1]{4}-.{0,4}", 1..30)) {
+    fn any_uuid_gets_a_unique_name(uuids in prop::collection::vec("(GPU|MIG)-[0-2]{8}-[0-1]{4}-.{0,4}", 1..30)) {
         let mut taken = BTreeSet::new();
         for uuid in &uuids {
             let name = short_name(uuid, &taken);
@@ -121,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in ".{0,60}") {
+    fn target_resolution_never_panics(text in ".{0,60}") {
         let _ = (resolve(&text, &daemons()), short_name(&text, &BTreeSet::new()));
     }
 }

@@ -51,7 +51,7 @@ fn serving() -> (Machine, Instant) {
 }
 
 #[test]
-fn a_worker_stuck_in_the_kernel_is_reported_and_not_waited_for() {
+fn worker_hanging_in_kernel_is_reported_and_not_awaited() {
     let (mut machine, now) = serving();
     machine.step(now, Event::Call { ticket: 1, ask: destroy("a") });
     let late = now + limits().change;
@@ -80,7 +80,7 @@ fn a_worker_stuck_in_the_kernel_is_reported_and_not_waited_for() {
 }
 
 #[test]
-fn an_abandoned_worker_is_not_killed_while_it_carries_calls_in_time() {
+fn abandoned_worker_finishes_its_calls_in_time() {
     let (mut machine, now) = serving();
     machine.step(now, Event::Call { ticket: 1, ask: read("a") });
     machine.step(now, Event::Call { ticket: 2, ask: destroy("b") });
@@ -115,7 +115,7 @@ fn stuck_workers_do_not_pile_up() {
 }
 
 #[test]
-fn a_crashing_worker_is_started_ever_more_slowly() {
+fn crashing_worker_restarts_with_backoff() {
     let (mut machine, mut now) = serving();
     let mut waits = Vec::new();
     for worker in 1..=10 {
@@ -144,7 +144,7 @@ fn a_crashing_worker_is_started_ever_more_slowly() {
 }
 
 #[test]
-fn what_waits_too_long_is_answered_as_not_begun() {
+fn call_that_waits_too_long_is_answered_as_not_begun() {
     let (mut machine, now) = serving();
     machine.step(now, Event::Call { ticket: 1, ask: destroy("a") });
     let effects = machine.step(now, Event::Call { ticket: 2, ask: destroy("a") });
@@ -161,7 +161,7 @@ fn what_waits_too_long_is_answered_as_not_begun() {
 }
 
 #[test]
-fn answers_of_a_worker_that_is_not_asked_count_for_nothing() {
+fn unexpected_answers_are_ignored() {
     let (mut machine, now) = serving();
     machine.step(now, Event::Call { ticket: 1, ask: read("a") });
     let reply = |worker, ticket| Event::Reply { worker, ticket, result: Ok(Answer::Destroyed) };
@@ -328,7 +328,7 @@ fn walk(seed: u64, length: u32) -> (u64, u64) {
 }
 
 #[test]
-fn nothing_is_lost_in_long_random_walks() {
+fn random_walks_lose_no_call() {
     let (mut calls, mut started, mut crashed) = (0, 0, 0);
     for seed in 0..300 {
         let counts = walk(seed, 2_000);
@@ -341,7 +341,7 @@ fn nothing_is_lost_in_long_random_walks() {
 }
 
 #[test]
-fn while_paused_there_is_no_worker_and_calls_wait_however_long() {
+fn pause_stops_workers_and_calls_wait() {
     let (mut machine, now) = serving();
     let effects = machine.step(now, Event::Pause { ticket: 1 });
     assert_eq!(effects, [Effect::Close(1)]);
