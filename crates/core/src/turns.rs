@@ -178,7 +178,7 @@ mod tests {
         let mig = gpus[0].mig.as_mut().unwrap();
         mig.set_mode(true, true);
         desired::describe_all(&config, &mut gpus);
-        assert_eq!(gpus[0].drift, ["MIG mode is on, mode timeslice wants the whole GPU"]);
+        assert_eq!(gpus[0].drift, ["MIG mode is on, but mode `timeslice` needs the whole GPU"]);
         let cut = gpus[0].timeslice.as_ref().unwrap();
         assert_eq!((cut.state, cut.level), (TimesliceState::Unknown, None));
         assert!(cut.reason.as_ref().unwrap().contains("MIG mode is on"));
