@@ -178,7 +178,7 @@ fn leased(leases: Vec<String>) -> ApiError {
     let mut error =
         ApiError::new(Code::Blocked, format!("cannot enter maintenance: {} leases are in use", leases.len()));
     error.causes = leases;
-    error.hint("wait until they end, or revoke them with `gpushctl lease revoke LEASE --end`").retryable()
+    error.hint("wait until they end, or revoke them with `gpushctl lease revoke LEASE --reason TEXT --end`").retryable()
 }
 
 fn told(action: &str, request: &Request) -> Told {

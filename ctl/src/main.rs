@@ -81,13 +81,13 @@ fn wants_json(words: &[OsString]) -> bool {
 /// Whether a shell evaluates the output: `eval "$(gpushctl lease env ...)"`.
 fn evaluated(words: &[OsString]) -> bool {
     let named = commands(words);
-    named.starts_with(&["lease", "env"]) || named.starts_with(&["mps", "env"])
+    named.starts_with(&["lease", "env"])
 }
 
 /// The status of a usage error.
 fn status(words: &[OsString]) -> u8 {
     let named = commands(words);
-    let is_run = named.first() == Some(&"run") || named.starts_with(&["mps", "run"]);
+    let is_run = named.first() == Some(&"run");
     // The other exit statuses of `run` are those of its command.
     if is_run { exit::NO_COMMAND } else { Code::BadRequest.exit_status() }
 }

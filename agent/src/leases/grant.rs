@@ -37,7 +37,7 @@ use crate::{
     idempotency::Key,
     lanes::{Grant, Ticket},
     mps,
-    state::{LeaseTable, Observed, Reservation, ReservationId, words},
+    state::{LeaseTable, Observed, OpenLease, Reservation, ReservationId, words},
 };
 
 /// How long a request without `wait` waits until an operation on its GPUs has ended: most take less.
@@ -317,11 +317,8 @@ pub(super) fn explain(
         uuids.contains(&member.gpu.as_str())
             && resolved.wanted.target.as_ref().is_none_or(|target| member.target == *target)
     };
-    let holding: Vec<String> = table
-        .holding()
-        .filter(|lease| lease.record.members.iter().any(is_here))
-        .map(|lease| lease.describe())
-        .collect();
+    let holding: Vec<String> =
+        table.holding().filter(|lease| lease.record.members.iter().any(is_here)).map(OpenLease::describe).collect();
     error.causes.extend(holding.iter().take(MOST_NAMED).map(|lease| format!("{lease} is in the way")));
     let ahead = leases.handles.lanes.entries().into_iter().filter(|(ticket, entry)| {
         before.is_none_or(|before| *ticket < before)

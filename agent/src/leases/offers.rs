@@ -70,7 +70,7 @@ pub(super) fn members(
                 let of_target = offered.gpus.iter().flat_map(|gpu| &gpu.mps).find(|mps| mps.target == *target);
                 let all = of_target.map_or(total, |mps| mps.memory_mib);
                 let part = all.saturating_mul(percentage.tenths().into()).div_ceil(1000);
-                let memory = memory_limit_mib.map_or(part, |limit| limit.mib());
+                let memory = memory_limit_mib.map_or(part, gpush_api::MemoryLimit::mib);
                 (target.clone(), MemberShare::Mps { percentage, memory_limit_mib, priority }, memory)
             }
             Member::Timeslice { .. } => {

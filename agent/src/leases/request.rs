@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest};
 use gpush_core::{
     lease::{
-        placement::{Host, Wanted, WantedShare},
+        placement::{GpuOffer, Host, Wanted, WantedShare},
         quota::{self, Effective},
         request,
     },
@@ -53,11 +53,11 @@ pub(super) async fn resolve(
         None => {
             let is_selected = |index: u32| selected.as_ref().is_none_or(|selected| selected.contains(&index));
             let kinds: Vec<LeaseKind> =
-                offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(|gpu| gpu.kinds()).collect();
+                offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
             let share = request::default_share(&kinds)?;
             // A count that fits every kind may not fit this one.
             request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
-            WantedShare::of(&share).ok_or_else(|| request::RequestError::NoDefault { offered: kinds })?
+            WantedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
         }
     };
     let target = match &request.target {

@@ -103,7 +103,6 @@ pub(super) async fn of(mps: &Mps, seen: &Seen, leases: &[OpenLease]) -> Vec<MpsC
             user: person.and_then(|person| person.user.clone()),
             command: person.and_then(|person| person.command.clone()),
             lease,
-            share: None,
         });
     }
     clients

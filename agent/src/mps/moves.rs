@@ -150,7 +150,7 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
                 error
                     .hint(format!(
                         "see them with `gpushctl mps show {name}`; wait for them with `--wait`, or revoke leases with \
-                         `gpushctl lease revoke LEASE --end`"
+                         `gpushctl lease revoke LEASE --reason TEXT --end`"
                     ))
                     .retryable(),
             );

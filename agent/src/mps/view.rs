@@ -294,7 +294,6 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
         clients: Vec::new(),
         clients_known: seen.clients_known,
         leases: Vec::new(),
-        shares: Vec::new(),
         granted_percent: 0,
     }
 }

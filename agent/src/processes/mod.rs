@@ -132,7 +132,6 @@ fn known(judge: &Judge<'_>, gpu: &Gpu, device: Option<String>, device_uuid: Opti
         cgroup: place.map(|place| place.path),
         serves: found.serves,
         lease: found.lease,
-        share: None,
         allowed: false,
         stray: found.stray,
         stray_action: None,

@@ -55,7 +55,7 @@ fn mps_server(server: &mut MpsServer, viewer: Viewer) {
 
 fn mps_client(client: &mut MpsClient, viewer: Viewer) {
     if !viewer.may_see(client.uid) {
-        *client = MpsClient { pid: None, server: None, uid: None, user: None, command: None, lease: None, share: None };
+        *client = MpsClient { pid: None, server: None, uid: None, user: None, command: None, lease: None };
     }
 }
 
@@ -141,7 +141,6 @@ mod tests {
             user: Some("alice".to_owned()),
             command: Some("python secret.py".to_owned()),
             lease: Some("L1".to_owned()),
-            share: None,
         };
         let seen = |viewer| {
             let (mut server, mut client) = (server(), client());

@@ -49,8 +49,7 @@ pub use lease::{
 };
 pub use mps::{
     BadValue, MPS_CLIENTS, MemoryLimit, MpsClient, MpsComputeMode, MpsDaemon, MpsEndRequest, MpsLog, MpsLogs,
-    MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSetRequest, MpsSettings, MpsShare, MpsShareRequest, MpsShareTaken,
-    MpsState, MpsUsers, Percentage, Priority,
+    MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSetRequest, MpsSettings, MpsState, MpsUsers, Percentage, Priority,
 };
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use overrides::{Override, OverrideEnded, Overrides};

@@ -47,9 +47,6 @@ pub struct GpuProcess {
     /// The lease that it runs with, `L17`, where the GPU or MIG device is shared through MPS.
     #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
-    /// Removed with gpushctl's `mps env`; never set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub share: Option<String>,
     /// Whether the config allows it although it has no share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allowed: bool,

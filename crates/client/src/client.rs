@@ -389,14 +389,6 @@ impl Client {
         self.deadline
     }
 
-    /// Sends a deletion under a new idempotency key.
-    pub(crate) async fn delete<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
-        let key = Some(uuid::Uuid::new_v4().to_string());
-        let question = Question { method: "DELETE", path, body: Bytes::new(), key };
-        let answer = self.ask(&question).await?;
-        self.decode(&question, &answer).await
-    }
-
     async fn post<B: Serialize, T: DeserializeOwned>(
         &mut self,
         path: &str,

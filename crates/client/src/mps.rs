@@ -1,11 +1,9 @@
-//! The calls for MPS daemons, their shares, and processes on GPUs.
+//! Calls for MPS daemons and processes on GPUs.
 //!
 //! A target is given as users type it: the index of a GPU, `0:2g.20gb@2`, the short name, a UUID or a prefix of
 //! it. The agent resolves it.
 
-use gpush_api::{
-    GpuProcesses, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest, MpsShare, MpsShareRequest, MpsShareTaken,
-};
+use gpush_api::{GpuProcesses, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -72,22 +70,6 @@ impl Client {
     /// See [`crate::Kind`].
     pub async fn mps_set(&mut self, target: &str, settings: &MpsSetRequest) -> Result<MpsSet, Error> {
         self.on_target(target, "settings", settings).await
-    }
-
-    /// `POST /v1/mps/{target}/shares`. It has an idempotency key: a share whose answer was lost is taken once.
-    ///
-    /// # Errors
-    /// See [`crate::Kind`].
-    pub async fn mps_take_share(&mut self, target: &str, wanted: &MpsShareRequest) -> Result<MpsShareTaken, Error> {
-        self.on_target(target, "shares", wanted).await
-    }
-
-    /// `DELETE /v1/mps/shares/{id}`: returns the released share.
-    ///
-    /// # Errors
-    /// See [`crate::Kind`]; [`gpush_api::Code::NotFound`] if it has already ended.
-    pub async fn mps_release(&mut self, id: &str) -> Result<MpsShare, Error> {
-        self.delete(&format!("/v1/mps/shares/{}", segment(id))).await
     }
 
     /// `GET /v1/mps/{target}/logs`: returns the last lines of each of its logs; with `all` also those caused by

@@ -7,7 +7,7 @@ mod served;
 
 use std::time::Duration;
 
-use gpush_api::{MpsEndRequest, MpsSetRequest, MpsShareRequest};
+use gpush_api::{MpsEndRequest, MpsSetRequest};
 use gpush_client::{Client, Kind, Origin, Socket};
 use served::serve;
 
@@ -21,7 +21,6 @@ async fn targets_are_escaped_and_changes_have_idempotency_keys() {
     let forced = MpsEndRequest { force: true, end_after_s: None };
     let drain = MpsEndRequest { force: false, end_after_s: Some(60) };
     let set = MpsSetRequest { percentage: "12.5".parse().ok(), ..MpsSetRequest::default() };
-    let share = MpsShareRequest { memory_limit_mib: "8G".parse().ok(), for_s: Some(7), ..MpsShareRequest::default() };
     assert_eq!(client.mps().await.unwrap_err().kind, Kind::Answer);
     assert!(client.mps_daemon(target).await.is_err());
     assert!(client.mps_start(target).await.is_err());
@@ -29,8 +28,7 @@ async fn targets_are_escaped_and_changes_have_idempotency_keys() {
     assert!(client.mps_restart(target, &MpsEndRequest::default()).await.is_err());
     assert!(client.mps_drain(target, &drain).await.is_err());
     assert!(client.mps_set(target, &set).await.is_err());
-    assert!(client.mps_take_share("a/b", &share).await.is_err());
-    assert!(client.mps_release("s12").await.is_err());
+    assert!(client.mps_start("a/b").await.is_err());
     assert!(client.mps_logs(target, 40, false).await.is_err());
     assert!(client.processes().await.is_err());
 
@@ -46,8 +44,7 @@ async fn targets_are_escaped_and_changes_have_idempotency_keys() {
             "POST /v1/mps/0:2g.20gb%402/restart {}",
             "POST /v1/mps/0:2g.20gb%402/drain {\"end_after_s\":60}",
             "POST /v1/mps/0:2g.20gb%402/settings {\"percentage\":12.5}",
-            "POST /v1/mps/a%2Fb/shares {\"memory_limit_mib\":8192,\"for_s\":7}",
-            "DELETE /v1/mps/shares/s12",
+            "POST /v1/mps/a%2Fb/start {}",
             "GET /v1/mps/0:2g.20gb%402/logs?lines=40",
             "GET /v1/processes",
         ]

@@ -88,7 +88,7 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
             [] if beside.others.contains(&blocker.gi) => {
                 format!("{} remains: another program created it in the meantime", instance(blocker))
             }
-            [] => format!("{} remains: it may be in use; gpushd cannot read its processes", instance(blocker)),
+            [] => format!("{} remains: it may be in use by a process that the driver does not list", instance(blocker)),
             _ => format!("{} remains: it is in use by {}", instance(blocker), held_by(blocker, index)),
         });
     }
@@ -145,7 +145,7 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
         let name = match (process.pid, &process.command) {
             (Some(pid), _) => format!("pid {pid}"),
             // A lease, which the cause names.
-            (None, Some(_)) => "the lease (`gpushctl lease revoke LEASE --end`)".to_owned(),
+            (None, Some(_)) => "the lease (`gpushctl lease revoke LEASE --reason TEXT --end`)".to_owned(),
             (None, None) => "the other processes that use it".to_owned(),
         };
         if !names.contains(&name) {

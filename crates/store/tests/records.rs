@@ -373,7 +373,7 @@ fn record_of_an_mps_target_lasts_until_it_says_nothing() {
 
     let options = Options { boot_id: "another".to_owned(), ..Options::default() };
     let store = Store::open(scratch.path(), options).unwrap().store;
-    assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), [target.clone()]);
+    assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), std::slice::from_ref(&target));
     store.write_ending(|tx| tx.forget_mps_of_other_boots()).wait().unwrap();
     let stopped = MpsTarget { in_force: None, ..target };
     assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), [stopped]);

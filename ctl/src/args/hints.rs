@@ -97,9 +97,12 @@ fn every_command_in_a_message_parses() {
             {
                 *verb = "stop".to_owned();
             }
-            // `{id}` of a lease is `L17`.
+            // `{id}` and `LEASE` are `L17`.
             if words.iter().any(|word| word == "lease" || word == "--lease") {
-                words.iter_mut().filter(|word| *word == "0").for_each(|word| *word = "L17".to_owned());
+                words
+                    .iter_mut()
+                    .filter(|word| *word == "0" || *word == "LEASE")
+                    .for_each(|word| *word = "L17".to_owned());
             }
             if let Err(error) = Cli::try_parse_from(&words)
                 && error.use_stderr()

@@ -40,7 +40,7 @@ pub(crate) enum Mig {
         after_help = "\
 Use of a device:
   free      available to a new program
-  granted   a user has a share of it
+  granted   a lease has it
   in_use    processes run on it
   reserved  its GPU or its MPS daemon takes no new work
 

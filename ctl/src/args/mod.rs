@@ -39,7 +39,7 @@ pub(crate) use self::{
     gpus::{GpuOption, Gpus, SomeGpus},
     lease::{Held, Lease, RunArgs},
     mig::{ApplyArgs, LayoutChange, Mig, Offline, Wanted},
-    mps::{Ceilings, Followed, Mps, Shell, Until},
+    mps::{Ceilings, Followed, Mps},
     process::Process,
     request::RequestFlags,
     values::AUDIT_USUALLY,
@@ -206,13 +206,13 @@ Examples:
     /// Plan, apply and check MIG layouts; list MIG devices
     #[command(subcommand)]
     Mig(Mig),
-    /// Share GPUs and MIG devices through MPS: daemons, clients, shares
+    /// Start, stop, drain and show MPS daemons; list their clients
     #[command(subcommand)]
     Mps(Mps),
     /// Show time-sliced GPUs
     #[command(subcommand, alias = "timeslices")]
     Timeslice(Timeslice),
-    /// List processes on GPUs, and those without a share
+    /// List processes on GPUs, and those without a lease
     #[command(subcommand, alias = "processes", alias = "ps")]
     Process(Process),
     /// List, show, wait for and cancel operations
@@ -244,7 +244,7 @@ Examples:
     /// Release held GPUs after the agent's database was lost
     #[command(after_help = "\
 While GPUs are held, gpushd changes nothing on them and grants nothing: it does
-not know which shares were granted. First check with `gpushctl status` that the
+not know which leases were granted. First check with `gpushctl status` that the
 present use is right. Afterwards a difference from the config shows as drift.")]
     Recover(Why),
     /// Examine this host for what keeps gpush from working

@@ -60,7 +60,7 @@ fn usage(of: DeviceUse) -> String {
     paint(style, of.name())
 }
 
-/// Who has it: processes, holders of shares with their end, or why it is reserved.
+/// Who has it: processes, holders of leases with their end, or why it is reserved.
 fn detail(one: &MigDevice, look: &Look) -> String {
     match one.usage {
         DeviceUse::Free => String::new(),

@@ -325,7 +325,7 @@ mod tests {
             uid: Some(1000),
             user: Some("mallory".into()),
             command: Some("./miner --all".into()),
-            why: "its user has no share".into(),
+            why: "its user has no lease".into(),
             step: StrayStep::Asked,
         };
         let device = Some("2g.20gb@2".into());

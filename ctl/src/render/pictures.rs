@@ -16,6 +16,7 @@ use super::{
 mod configs;
 mod gpus;
 mod leases;
+mod lists;
 mod mps;
 mod operations;
 mod statuses;

@@ -1,4 +1,4 @@
-//! Processes on GPUs as a table, and which of them belong to nobody who was given a share.
+//! Processes on GPUs as a table, and which of them have no lease.
 
 use gpush_api::{GpuProcess, GpuProcesses, StrayPolicy};
 
@@ -115,16 +115,16 @@ fn row(one: &GpuProcess, room: usize, look: &Look) -> Vec<String> {
     ]
 }
 
-/// The nearest of what it belongs to: the target that it serves, a share, a job, a unit.
+/// The nearest of what it belongs to: the target that it serves, a lease, a job, a unit.
 fn belongs(one: &GpuProcess, look: &Look) -> String {
     if let Some(serves) = &one.serves {
         return look.clean(serves);
     }
     let job = one.slurm_job.map(|job| format!("job {job}"));
-    let share = one.share.as_ref().map(|share| format!("share {}", look.clean(share)));
-    let unit = one.unit.as_ref().filter(|_| job.is_none() && share.is_none()).map(|unit| look.clean(unit));
+    let lease = one.lease.as_ref().map(|lease| format!("lease {}", look.clean(lease)));
+    let unit = one.unit.as_ref().filter(|_| job.is_none() && lease.is_none()).map(|unit| look.clean(unit));
     let allowed = one.allowed.then(|| "allowed".to_owned());
-    let parts: Vec<String> = share.into_iter().chain(allowed).chain(job).chain(unit).collect();
+    let parts: Vec<String> = lease.into_iter().chain(allowed).chain(job).chain(unit).collect();
     if parts.is_empty() { NONE.to_owned() } else { parts.join(", ") }
 }
 

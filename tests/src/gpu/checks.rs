@@ -56,7 +56,7 @@ async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String
     for _ in 0..TIMES {
         for (at, percentage) in PERCENTAGES.iter().enumerate() {
             let work = Work { seconds: Some(seconds), wait: true, ..Work::default() };
-            let mut client = service.run(&["--percentage", &percentage.to_string()], work)?;
+            let mut client = service.run(&["--mps", &percentage.to_string()], work)?;
             let ready = client.ready().await?;
             service.serves(ready.pid).await?;
             multiprocessors[at] = ready.multiprocessors;
@@ -84,12 +84,12 @@ async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String
 async fn memory_limit(service: &mut Service) -> Result<Found, String> {
     service.idle().await?;
     let limit = format!("{LIMIT_MIB}M");
-    let limited = ["--memory", limit.as_str()];
+    let limited = ["--mps", "--mem", limit.as_str()];
     let allocating = |mib| Work { allocate: mib, ..Work::NONE };
     service.run(&limited, allocating(BELOW_MIB))?.ended().await.map_err(|why| format!("{BELOW_MIB} MiB: {why}"))?;
     // Otherwise the GPU may be too small for it.
     service
-        .run(&[], allocating(ABOVE_MIB))?
+        .run(&["--mps"], allocating(ABOVE_MIB))?
         .ended()
         .await
         .map_err(|why| format!("{ABOVE_MIB} MiB, no limit: {why}"))?;
@@ -109,7 +109,7 @@ async fn memory_limit(service: &mut Service) -> Result<Found, String> {
 /// Checks that killing a computing client ends no other client, and that its share becomes free.
 async fn client_killed(service: &mut Service) -> Result<Found, String> {
     service.idle().await?;
-    let half = ["--percentage", "50"];
+    let half = ["--mps", "50"];
     let (mut victim, mut other) = (service.run(&half, Work::default())?, service.run(&half, Work::default())?);
     let (pid, others) = (victim.ready().await?.pid, other.ready().await?.pid);
     service.serves(pid).await?;
@@ -145,7 +145,7 @@ async fn client_killed(service: &mut Service) -> Result<Found, String> {
 async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
     let pid = before.pid.ok_or("gpushd does not tell the daemon's pid")?;
-    let mut client = service.run(&["--percentage", "50"], Work::default())?;
+    let mut client = service.run(&["--mps", "50"], Work::default())?;
     service.serves(client.ready().await?.pid).await?;
     client.computes().await?;
     let killed = Instant::now();
@@ -163,7 +163,7 @@ async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     let serves = |daemon: &MpsDaemon| daemon.pid != Some(pid) && daemon.state == MpsState::Ready;
     service.becomes("ready again", serves).await?;
     let again = left.elapsed();
-    let mut next = service.run(&["--percentage", "50"], Work::default())?;
+    let mut next = service.run(&["--mps", "50"], Work::default())?;
     let ready = next.ready().await.map_err(|why| format!("the next client: {why}"))?;
     service.serves(ready.pid).await?;
     next.computes().await?;
@@ -190,7 +190,7 @@ async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
 /// Checks that a killed gpushd ends no other process: the next one adopts the same daemon and its client.
 async fn agent_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
-    let mut client = service.run(&["--percentage", "50"], Work::default())?;
+    let mut client = service.run(&["--mps", "50"], Work::default())?;
     let pid = client.ready().await?.pid;
     service.serves(pid).await?;
     client.computes().await?;
@@ -223,13 +223,13 @@ async fn agent_killed(service: &mut Service) -> Result<Found, String> {
 async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, String> {
     service.idle().await?;
     let work = Work { seconds: Some(seconds), small: true, wait: true, ..Work::default() };
-    // One share for all of them, as in a job that starts several programs.
-    let taken = service.share(&[]).await?;
+    // One share for all, as a job that starts several programs has it.
+    let granted = service.lease(&[]).await?;
     let mut with = Vec::new();
     for number in NUMBERS {
         let (mut clients, mut pids) = (Vec::new(), Vec::new());
         for _ in 0..number {
-            clients.push(service.with(Some(&taken), work)?);
+            clients.push(service.with(Some(&granted), work)?);
         }
         for client in &mut clients {
             pids.push(client.ready().await?.pid);
@@ -239,7 +239,7 @@ async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, Str
         }
         with.push(together(&mut clients).await?);
     }
-    service.release(&taken).await?;
+    service.release(&granted).await?;
     service.ctl::<serde_json::Value>(&["mps", "stop", TARGET]).await?;
     let mut without = Vec::new();
     for number in NUMBERS {

@@ -64,7 +64,7 @@ enum Said {
 /// A client that is ready to compute.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Ready {
-    /// Its own pid, which differs from that of the `gpushctl mps run` above it.
+    /// Its own pid, which may differ from that of `gpushctl run`.
     pub pid: u32,
     /// Name of the GPU.
     pub device: String,

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{ApiError, MpsDaemon, MpsShareTaken, MpsState};
+use gpush_api::{ApiError, LeaseGrant, MpsDaemon, MpsState};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -202,48 +202,48 @@ impl Service {
     /// # Errors
     /// If that does not happen.
     pub async fn idle(&self) -> Result<MpsDaemon, String> {
-        let idle = |daemon: &MpsDaemon| daemon.clients.is_empty() && daemon.shares.is_empty();
+        let idle = |daemon: &MpsDaemon| daemon.clients.is_empty() && daemon.leases.is_empty();
         self.becomes("ready and idle", |daemon| daemon.state == MpsState::Ready && idle(daemon)).await
     }
 
-    /// Starts a client with a share of its own: `gpushctl mps run 0 SHARE… -- CLIENT`.
+    /// Starts a client with its own lease: `gpushctl run --target 0 REQUEST… -- CLIENT`.
     ///
     /// # Errors
-    /// If it cannot be started; a refused share appears when the caller waits for the client.
-    pub fn run(&mut self, share: &[&str], work: Work) -> Result<Client, String> {
+    /// It cannot be started. A refused lease shows when the caller waits for the client.
+    pub fn run(&mut self, request: &[&str], work: Work) -> Result<Client, String> {
         let mut command = self.command("gpushctl");
-        command.args(["mps", "run", TARGET]).args(share).arg("--").args(&self.client).args(work.arguments());
+        command.args(["run", "--target", TARGET]).args(request).arg("--").args(&self.client).args(work.arguments());
         self.begin(command)
     }
 
-    /// Requests a share for several clients, `gpushctl mps env`. `gpushctl mps release` ends it.
+    /// Requests a lease for several clients. It ends with [`Self::release`].
     ///
     /// # Errors
-    /// If it is refused.
-    pub async fn share(&self, share: &[&str]) -> Result<MpsShareTaken, String> {
-        self.ctl(&[&["mps", "env", TARGET, "--for", "1h"], share].concat()).await
+    /// gpushd refuses it.
+    pub async fn lease(&self, request: &[&str]) -> Result<LeaseGrant, String> {
+        self.ctl(&[&["lease", "request", "--mps", "--target", TARGET, "--for", "1h"], request].concat()).await
     }
 
-    /// Releases a share.
+    /// Releases a lease.
     ///
     /// # Errors
-    /// If that is refused.
-    pub async fn release(&self, taken: &MpsShareTaken) -> Result<(), String> {
-        self.ctl::<serde_json::Value>(&["mps", "release", &taken.share.id]).await.map(|_| ())
+    /// gpushd refuses it.
+    pub async fn release(&self, granted: &LeaseGrant) -> Result<(), String> {
+        self.ctl::<serde_json::Value>(&["lease", "release", &granted.lease.id.to_string()]).await.map(|_| ())
     }
 
-    /// Starts a client with the environment of a share, or without MPS.
+    /// Starts a client with the environment of a lease, or without MPS.
     ///
     /// # Errors
-    /// If it cannot be started.
-    pub fn with(&mut self, taken: Option<&MpsShareTaken>, work: Work) -> Result<Client, String> {
+    /// It cannot be started.
+    pub fn with(&mut self, granted: Option<&LeaseGrant>, work: Work) -> Result<Client, String> {
         let (program, arguments) = self.client.split_first().ok_or("the client's command is empty")?;
         let mut command = std::process::Command::new(program);
         command.args(arguments).args(work.arguments());
         without_mps(&mut command);
-        match taken {
-            Some(taken) => command.envs(taken.environment.iter().map(|(name, value)| (name, value))),
-            // A directory without a daemon, so that the client does not use the default one either.
+        match granted {
+            Some(granted) => command.envs(granted.environment.iter().map(|(name, value)| (name, value))),
+            // No daemon is found there, not even one of the default directory.
             None => {
                 let nobody = self.path("without-mps");
                 command.env("CUDA_MPS_PIPE_DIRECTORY", nobody).env("CUDA_VISIBLE_DEVICES", &self.uuid)
@@ -265,7 +265,7 @@ impl Service {
     pub async fn serves(&self, pid: u32) -> Result<(), String> {
         let daemon = self.daemon().await?;
         match daemon.clients.iter().find(|client| client.pid == Some(pid)) {
-            Some(client) if client.share.is_some() => Ok(()),
+            Some(client) if client.lease.is_some() => Ok(()),
             Some(_) => Err(format!("pid {pid} computes through MPS without a share")),
             None => Err(format!("pid {pid} computes without MPS: its daemon has {} clients", daemon.clients.len())),
         }

@@ -355,3 +355,23 @@ async fn events_carry_their_instances() {
     };
     assert_eq!((event.uuid.as_str(), event.kind, event.gi), (list[2].as_str(), EventKind::Xid(79), Some(made.id)));
 }
+
+/// A GPU in MIG mode reports no utilization, and a sensor that fails costs only its own value.
+#[tokio::test]
+async fn sensor_that_is_not_supported_is_absent() {
+    let host = Host::up("dgx-a100");
+    let hardware = hardware(&host);
+    let uuid = uuids(&hardware).await.remove(0);
+    let in_mig = hardware.read(&uuid).await.unwrap().sensors;
+    assert_eq!((in_mig.utilization_percent, in_mig.memory_utilization_percent), (None, None), "{in_mig:?}");
+    assert!(in_mig.temperature_c.is_some_and(|celsius| (20..100).contains(&celsius)), "{in_mig:?}");
+    assert!(in_mig.power_mw < in_mig.power_limit_mw && in_mig.power_mw > Some(0), "{in_mig:?}");
+    assert_eq!((in_mig.ecc_corrected, in_mig.ecc_uncorrected), (Some(0), Some(0)));
+    for function in ["nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEccErrors"] {
+        host.fault(&format!("{function} --gpu 0 --rc NOT_SUPPORTED"));
+    }
+    let reading = hardware.read(&uuid).await.unwrap();
+    let left = reading.sensors;
+    assert_eq!((left.temperature_c, left.power_mw, left.ecc_corrected, left.ecc_uncorrected), (None, None, None, None));
+    assert_eq!((left.power_limit_mw, reading.warnings.len()), (in_mig.power_limit_mw, 0), "{reading:?}");
+}

@@ -37,7 +37,7 @@ fn a_cordoned_gpu_gives_no_share_and_is_drained_of_its_shares_and_clients_alone(
     let mut said = String::new();
     waits.read_line(&mut said).expect("it says for whom it waits");
     let who = format!("used by pid {}", client.pid());
-    assert!(said.contains(&who) && said.contains(&format!("share {} of", taken.lease.id)), "{said}");
+    assert!(said.contains(&who) && said.contains(&format!("lease {} of", taken.lease.id)), "{said}");
     assert!(!said.contains(&server.to_string()), "a server uses it for its clients alone: {said}");
     let refused = lease(&agent, "0", &json!({ "percentage": 20 })).expect_err("no new work");
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");

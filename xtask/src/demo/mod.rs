@@ -125,12 +125,12 @@ fn short(tour: &Tour, session: &mut Session) -> Result<bool> {
     types(session, &mut wrong, "gpushctl mig list 0 --free -o csv", 0)?;
     drop(program);
     let gpu = tour.shared;
-    say("GPUs shared through MPS: a supervised daemon, and limits for each client.");
+    say("GPUs shared through MPS: a supervised daemon, and a lease for each user.");
     types(session, &mut wrong, &format!("gpushctl apply {gpu}"), 0)?;
     types(
         session,
         &mut wrong,
-        &format!("gpushctl mps run {gpu} --percentage 25 --memory 4G -- gpush-sim mps-client --compute --seconds 0.2"),
+        &format!("gpushctl run -g {gpu} --mps 25 --mem 4G -- gpush-sim mps-client --compute --seconds 0.2"),
         0,
     )?;
     end(&wrong, "`cargo xtask demo --full` shows more, `--shell` leaves you on such a host.")
@@ -199,17 +199,17 @@ fn share(tour: &Tour, session: &mut Session, wrong: &mut Vec<String>) -> Result<
     session.reload(&tour.config_with_mps())?;
     say("A GPU moves by one operation: instances go, MIG mode goes off, an MPS daemon comes up and serves.");
     types(session, wrong, &format!("gpushctl apply {}", tour.gpus[1]), 0)?;
-    say("A program with a quarter of it: the environment that holds it to that is made for it.");
+    say("A program with a quarter of it, in a lease that ends with the program.");
     types(
         session,
         wrong,
-        &format!("gpushctl mps run {gpu} --percentage 25 --memory 4G -- gpush-sim mps-client --compute --seconds 0.2"),
+        &format!("gpushctl run -g {gpu} --mps 25 --mem 4G -- gpush-sim mps-client --compute --seconds 0.2"),
         0,
     )?;
-    say("Shares are counted. One for the next hour, and one that is more than is left, which ends with status 4.");
-    types(session, wrong, &format!("gpushctl mps env {gpu} --percentage 50 --for 1h"), 0)?;
-    types(session, wrong, &format!("gpushctl mps env {gpu} --percentage 50 --for 1h"), 0)?;
-    types(session, wrong, &format!("gpushctl mps env {gpu} --percentage 10 --for 1h"), 4)?;
+    say("Leases are counted: two for the next hour, and one that is more than is left, which ends with status 4.");
+    types(session, wrong, &format!("gpushctl lease env -g {gpu} --mps 50 --for 1h"), 0)?;
+    types(session, wrong, &format!("gpushctl lease env -g {gpu} --mps 50 --for 1h"), 0)?;
+    types(session, wrong, &format!("gpushctl lease env -g {gpu} --mps 10 --for 1h"), 4)?;
     types(session, wrong, &format!("gpushctl mps show {gpu}"), 0)?;
     types(session, wrong, "gpushctl mps list", 0)
 }

@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{error::ApiError, lease::Lease, operation::Actor};
+use crate::{error::ApiError, lease::Lease};
 
 mod value;
 
@@ -187,35 +187,6 @@ pub struct MpsClient {
     /// The lease that it runs with, `L17`; `None` when its environment names no lease of its user on this target.
     #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
-    /// Removed with gpushctl's `mps env`; never set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub share: Option<String>,
-}
-
-/// A part of a target that somebody took: what `gpushctl mps env` hands out.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct MpsShare {
-    /// `s12`.
-    pub id: String,
-    /// Target it is of.
-    pub target: String,
-    /// Who took it.
-    pub by: Actor,
-    /// What its clients may have at most.
-    #[serde(flatten)]
-    pub settings: MpsSettings,
-    /// When it was taken.
-    #[serde(with = "crate::timestamp")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
-    pub created_at: Timestamp,
-    /// The process with whose end it ends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub with_pid: Option<u32>,
-    /// When it ends by itself, by the wall clock.
-    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
-    pub expires_at: Option<Timestamp>,
 }
 
 /// A target that is shared through MPS, and its daemon.
@@ -301,9 +272,6 @@ pub struct MpsDaemon {
     /// Sum of their percentages, rounded up.
     #[serde(default)]
     pub granted_percent: u32,
-    /// Removed with gpushctl's `mps env`; always empty.
-    #[serde(default)]
-    pub shares: Vec<MpsShare>,
 }
 
 impl MpsDaemon {
@@ -366,40 +334,6 @@ pub struct MpsEndRequest {
     /// as they need.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_after_s: Option<u64>,
-}
-
-/// `POST /v1/mps/{target}/shares`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct MpsShareRequest {
-    /// Active thread percentage; the daemon's by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<f64>))]
-    pub percentage: Option<Percentage>,
-    /// Memory limit in MiB; the daemon's by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
-    pub memory_limit_mib: Option<MemoryLimit>,
-    /// Priority; the daemon's by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub priority: Option<Priority>,
-    /// A process of the asker's with whose end the share ends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub with_pid: Option<u32>,
-    /// After how many seconds it ends by itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub for_s: Option<u64>,
-}
-
-/// A share that was taken, and what its clients need to use it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct MpsShareTaken {
-    /// The share.
-    pub share: MpsShare,
-    /// Environment of its clients, in order.
-    pub environment: Vec<(String, String)>,
 }
 
 /// `GET /v1/mps/{target}/logs`.

@@ -1,18 +1,9 @@
 //! Leases in the way of a change: a leased target is in use, idle or not.
 
-use gpush_api::{Gpu, Lease, LeaseId, LeaseUse};
+use gpush_api::{LeaseId, LeaseUse};
 
 /// Most leases that a hint names.
 const MOST_NAMED: usize = 3;
-
-/// Writes the leases on each GPU and its MIG devices into the readings of the GPUs, in order of their ids.
-pub fn attach<'a>(gpus: &mut [Gpu], leases: impl Iterator<Item = &'a Lease> + Clone) {
-    for gpu in gpus {
-        let mut uses: Vec<LeaseUse> = leases.clone().flat_map(|lease| LeaseUse::of(lease, &gpu.uuid)).collect();
-        uses.sort_by(|one, other| (one.id, &one.target).cmp(&(other.id, &other.target)));
-        gpu.leases = uses;
-    }
-}
 
 /// Returns what an administrator can do about leases in the way; `None` when there are none.
 #[must_use]

@@ -96,3 +96,16 @@ pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<L
         }
     }
 }
+
+/// Names the leases that have a GPU, with their holders, such as `lease L17 of alice`. Holders can start programs at any
+/// time.
+pub(super) fn holders(gpu: &Gpu, leases: &[Lease]) -> Vec<String> {
+    let has_gpu = |lease: &&Lease| lease.members.iter().any(|member| member.gpu == gpu.uuid);
+    let holding = leases.iter().filter(|lease| lease.state.holds_capacity()).filter(has_gpu);
+    let name = |lease: &Lease| {
+        let user = lease.holder.user.clone().unwrap_or_else(|| format!("uid {}", lease.holder.uid));
+        let end = lease.expires_at.map_or_else(String::new, |at| format!(", until {}", at.strftime("%F %T UTC")));
+        format!("lease {} of {user}{end}", lease.id)
+    };
+    holding.map(name).collect()
+}

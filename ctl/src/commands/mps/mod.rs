@@ -4,15 +4,9 @@
 //! |---|---|
 //! | `follow` | `start`, `stop`, `restart`, `drain`: makes the request and waits for its end |
 //! | `logs` | `logs`, and new lines in them |
-//! | `share` | `env` and `release` |
-//! | `run` | `run`: a share for as long as a command runs |
-//! | `shell` | an environment in the syntax of a shell |
 
 mod follow;
 mod logs;
-mod run;
-mod share;
-mod shell;
 
 use gpush_api::{Gpu, Mode, MpsClient, MpsDaemon, MpsEndRequest, MpsSetRequest};
 use gpush_client::Client;
@@ -52,11 +46,7 @@ impl<'d> ListedClient<'d> {
 }
 
 pub(super) fn run(global: &Global, command: Mps, out: &Output) -> Outcome {
-    match command {
-        // It makes two requests, and the command between them may run for days.
-        Mps::Run { of, ceilings, command } => run::run(global, of.text(), ceilings, &command, out),
-        other => super::ask(global, async |client| asked(client, other, out).await),
-    }
+    super::ask(global, async |client| asked(client, command, out).await)
 }
 
 async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
@@ -100,12 +90,6 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
         }
         Mps::Logs { of, number, all, follow: false } => logs::last(client, of.text(), number, all, out).await?,
         Mps::Logs { of, number, all, follow: true } => return logs::follow(client, of.text(), number, all, out).await,
-        Mps::Env { of, ceilings, until, shell } => {
-            share::env(client, of.text(), ceilings, until, shell, out).await?;
-        }
-        Mps::Release { shares } => share::release(client, &shares, out).await?,
-        // Nothing that asks once.
-        Mps::Run { .. } => {}
     }
     Ok(0)
 }

@@ -137,7 +137,7 @@ fn targets(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
 }
 
 /// What ends a lease, in a few words: `in 2 h`, `with pid 4055`.
-fn end(lease: &Lease, look: &Look) -> String {
+pub(crate) fn end(lease: &Lease, look: &Look) -> String {
     let with = match &lease.binding {
         LeaseBinding::Process { pid: Some(pid), .. } => Some(format!("with pid {pid}")),
         LeaseBinding::Process { pid: None, .. } => Some("with a process".to_owned()),

@@ -1,6 +1,6 @@
 //! What a change came to, what is waited for meanwhile, and what is new in a log.
 
-use gpush_api::{MpsDaemon, MpsLog, MpsLogs, MpsSet, MpsShare, MpsState};
+use gpush_api::{MpsDaemon, MpsLog, MpsLogs, MpsSet, MpsState};
 
 use super::{clients, label, memory, notes, state, typed, way_out};
 use crate::render::{
@@ -77,28 +77,6 @@ pub(crate) fn set(set: &MpsSet, look: &Look) -> String {
         out += &(line + "\n");
     }
     out
-}
-
-/// `gpushctl mps release`.
-pub(crate) fn released(shares: &[MpsShare], look: &Look) -> String {
-    let line = |share: &MpsShare| {
-        let percent = share.settings.percentage;
-        format!("{} given back: {percent} % of {}\n", look.clean(&share.id), look.clean(&share.target))
-    };
-    shares.iter().map(line).collect()
-}
-
-/// What `gpushctl mps env` says beside its output.
-pub(crate) fn taken(share: &MpsShare, look: &Look) -> String {
-    let until = match (share.with_pid, share.expires_at) {
-        (Some(pid), None) => format!("stands until pid {pid} ends"),
-        (None, Some(at)) => format!("ends {}", look.ahead(at)),
-        (Some(pid), Some(at)) => format!("stands until pid {pid} ends, and ends {} anyway", look.ahead(at)),
-        (None, None) => "stands until it is given back".to_owned(),
-    };
-    let id = look.clean(&share.id);
-    let text = format!("share {id} {until}; `gpushctl mps release {id}` gives it back");
-    look.wrap("", &text).join("\n") + "\n"
 }
 
 /// Logs one after the other, each with its path above it where there are several.

@@ -100,7 +100,7 @@ pub(crate) fn of_how_many(daemon: &MpsDaemon) -> String {
     format!("{count}/{}", daemon.wanted.max_clients)
 }
 
-/// What its shares come to of what they may, as a line and in figures.
+/// The sum of the percentages of its leases and its limit, as a line and in figures.
 fn given(daemon: &MpsDaemon, columns: usize, look: &Look) -> (String, String) {
     let line = bar::part(daemon.granted_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
     (line, format!("{}/{}%", daemon.granted_percent, daemon.wanted.shares_percent))

@@ -85,7 +85,7 @@ fn target(machine: &Machine, kind: char) -> String {
 fn client(machine: &Machine, name: &str, gpu: &str) -> u32 {
     machine.sh(&format!(
         "systemd-run --quiet --unit={name} --uid=65534 --gid=65534 --setenv=NVML_SIM_STATE=/var/lib/gpush-sim \
-         gpushctl mps run {gpu} -- /opt/built/gpush-sim mps-client"
+         gpushctl run --mps --target {gpu} -- /opt/built/gpush-sim mps-client"
     ));
     let _ = machine.journal_until(&format!("_SYSTEMD_UNIT={name}.service"), "active server=");
     // gpushctl has replaced itself by the client.
@@ -326,7 +326,8 @@ fn directories_logs_and_accounting_are_in_place() {
     machine.kill(machine.main_pid(&unit));
     machine.sh("systemctl start gpushd.service");
     machine.await_that("it is served again", |machine| ready(machine).len() == 2);
-    let other = machine.sh("setpriv --reuid=65533 --regid=65533 --clear-groups gpushctl mps env 0 --for 1h");
+    let other =
+        machine.sh("setpriv --reuid=65533 --regid=65533 --clear-groups gpushctl lease env --mps --target 0 --for 1h");
     assert!(other.contains(&format!("/run/gpush-mps/{target}/2")), "{other}");
     assert!(look(65533).stdout.is_empty() && !look(65534).status.success());
 

@@ -31,7 +31,6 @@ fn daemon(uuid: &str, gpu: Option<u32>, device: Option<&str>) -> MpsDaemon {
         user: None,
         clients: Vec::new(),
         leases: Vec::new(),
-        shares: Vec::new(),
         granted_percent: 0,
     }
 }
