@@ -15,8 +15,8 @@ use std::{
 };
 
 use gpush_api::{
-    Gpu, Happening, Lease, LeaseChange, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState, MemberShare, Process,
-    ProcessKind,
+    Gpu, Happening, Lease, LeaseChange, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState, LeaseUse, MemberShare,
+    Process, ProcessKind,
 };
 use gpush_core::lease::machine;
 use gpush_store::LeaseRecord;
@@ -209,18 +209,25 @@ impl LeaseTable {
         active.map(|lease| lease.record.holder.uid).chain(reserved.map(|one| one.holder)).collect()
     }
 
-    /// Marks what leases have as in use, for plans: each lease is a process without a pid, whose command describes the
-    /// lease. Every user may read it.
+    /// Marks what leases have as in use, for plans: a leased target is in use, idle or not. A grant that is being
+    /// recorded has no id yet: it is shown as a process without a pid, which every user may read.
     pub(crate) fn mark_in_use(&self, gpus: &mut [Gpu]) {
-        let open = self.holding().flat_map(|lease| {
-            let members = lease.record.members.iter();
-            members.map(|member| (member, lease.describe()))
-        });
-        let reserved = self.reserved.values().flat_map(|one| &one.members);
-        let reserved = reserved.map(|member| (member, "a lease that is being granted".to_owned()));
-        for (member, words) in open.chain(reserved) {
+        for lease in self.holding() {
+            for member in &lease.record.members {
+                if let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == member.gpu) {
+                    gpu.leases.push(LeaseUse {
+                        id: lease.id(),
+                        target: member.target.clone(),
+                        kind: lease.record.kind,
+                        holder: lease.record.holder.clone(),
+                        until: lease.record.expires_at,
+                    });
+                }
+            }
+        }
+        for member in self.reserved.values().flat_map(|one| &one.members) {
             let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == member.gpu) else { continue };
-            let command = Some(words);
+            let command = Some("a lease that is being granted".to_owned());
             let user =
                 Process { pid: None, uid: None, user: None, command, kind: ProcessKind::Compute, memory_mib: None };
             if member.target == gpu.uuid {

@@ -143,8 +143,8 @@ fn plan_sees_idle_leases_as_users_of_their_targets() {
     gpus[0].mig.as_mut().unwrap().instances = (0..2).map(instance).collect();
     table.mark_in_use(&mut gpus);
     let instances = &gpus[0].mig.as_ref().unwrap().instances;
-    assert!(instances[0].compute[0].processes.is_empty(), "a queued lease has nothing");
-    let user = &instances[1].compute[0].processes[0];
-    assert_eq!((user.pid, user.command.as_deref()), (None, Some("lease L7 of user1000")));
+    assert!(instances.iter().all(|instance| instance.compute[0].processes.is_empty()));
+    let uses: Vec<(&str, String)> = gpus[0].leases.iter().map(|one| (one.target.as_str(), one.to_string())).collect();
+    assert_eq!(uses, [("MIG-1", "lease L7 of user1000, without an end".to_owned())], "a queued lease has nothing");
     assert_eq!(gpus[0].processes[0].command.as_deref(), Some("a lease that is being granted"));
 }

@@ -73,7 +73,7 @@ fn body(share: &Share, count: usize, holder: u32) -> Value {
         Share::Timeslice => json!({ "kind": "timeslice" }),
         Share::Whole => json!({ "kind": "whole" }),
     };
-    json!({ "share": share, "count": count, "holder": holder })
+    json!({ "share": share, "count": count, "holder_uid": holder })
 }
 
 fn request(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
