@@ -71,6 +71,15 @@ impl Agent {
         Setup::on(host).config(config).start()
     }
 
+    /// Starts an agent on a host whose previous agent has ended, in another second. Times of the API have no fraction,
+    /// so no operation of the previous agent seems to be one of this agent.
+    #[must_use]
+    pub fn start_again(host: &Host, config: &str) -> Self {
+        let into_second = jiff::Timestamp::now().as_millisecond().rem_euclid(1000).unsigned_abs();
+        std::thread::sleep(Duration::from_millis(1000 - into_second));
+        Self::start(host, config)
+    }
+
     /// Starts an agent on a socket that other users can reach, in a directory that is open to all.
     #[must_use]
     pub fn start_public(host: &Host, config: &str) -> Self {

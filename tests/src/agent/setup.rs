@@ -193,7 +193,8 @@ impl<'h> Setup<'h> {
     fn begin(&mut self, at: Option<&Path>) -> Agent {
         let (mut command, socket, config, log, notify) = self.command();
         let socket = at.map_or(socket, Path::to_owned);
-        let started = start_second(self.state_dir().join("gpush.db").exists());
+        // Times of the API have no fraction.
+        let started = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second()).expect("a time");
         let child = command.spawn().expect("gpushd can be started");
         // The command holds the descriptors that the child inherited; the other ends must see them close.
         drop(command);
@@ -217,16 +218,4 @@ impl<'h> Setup<'h> {
         }
         (status, std::fs::read_to_string(log).expect("a log"))
     }
-}
-
-/// Returns the present second, which times of the API are compared with: they have no fraction. An agent that starts
-/// again waits for the next second, so that no operation of the agent before it began in this one.
-fn start_second(is_restart: bool) -> jiff::Timestamp {
-    let now = jiff::Timestamp::now();
-    if is_restart {
-        let left = 1000 - now.as_millisecond().rem_euclid(1000);
-        std::thread::sleep(std::time::Duration::from_millis(left.unsigned_abs()));
-    }
-    let now = if is_restart { jiff::Timestamp::now() } else { now };
-    jiff::Timestamp::from_second(now.as_second()).expect("a time")
 }

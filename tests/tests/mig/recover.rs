@@ -64,7 +64,7 @@ fn operation_fails_after_reboot_and_boot_layout_is_applied() {
 fn operation_resumes_on_same_boot_and_layout_stays() {
     let host = Host::up("dgx-a100");
     let id = killed_half_way(&host, CONFIG);
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
     assert!(ended.notes[0].contains("gpushd ended while it was running"), "{:?}", ended.notes);

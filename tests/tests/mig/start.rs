@@ -37,7 +37,7 @@ fn new_boot_gets_layouts_and_same_boot_is_unchanged() {
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     host.start_trace();
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     let gpus = agent.gpus();
     assert_eq!(gpus[0].rule.as_deref(), Some("training"));
     assert_eq!(gpus[0].drift, ["missing 3g.40gb, 2g.20gb, 1g.10gb*2", "extra 7g.80gb@0"]);
@@ -49,7 +49,7 @@ fn new_boot_gets_layouts_and_same_boot_is_unchanged() {
     // After a reboot no instance exists; the agent creates the layout again.
     host.sim::<&str>("reboot", &[]);
     assert!(truth(&host, 0).is_empty());
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     applied(&agent, 2);
     assert_eq!(truth(&host, 0).len(), 4);
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
@@ -65,7 +65,7 @@ fn killed_agent_restarts_without_changing_layouts() {
     agent.wait_for_layouts_at_start();
     assert_eq!(agent.apply_once(&["0"], &["4g.24gb"]).state, OperationState::Done);
     agent.kill();
-    let agent = Agent::start(&host, config);
+    let agent = Agent::start_again(&host, config);
     let _ = agent.gpus();
     assert!(agent.settle().is_empty(), "{:?}", agent.settle());
     assert_eq!(truth(&host, 0), ["4g.24gb@0[4g.24gb@0]"]);
@@ -78,7 +78,7 @@ fn auto_reconcile_repairs_drift_at_start() {
     applied(&agent, 2);
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
-    let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
+    let agent = Agent::start_again(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     applied(&agent, 1);
     assert_eq!(truth(&host, 0).len(), 4);
     // And after a reload.
@@ -131,7 +131,7 @@ fn impossible_layout_affects_one_gpu_and_retries_end() {
     // gpushd has given up on it: a restart on this boot does not try again.
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     let _ = agent.gpus();
     agent.stop();
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
@@ -172,7 +172,7 @@ fn unidentified_gpus_get_layouts_after_restart() {
     agent.stop();
     // After another start on this boot, it continues with the GPU that now has an identity, and with no other.
     host.clear_faults();
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     agent.wait_for_layouts_at_start();
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     assert_eq!(truth(&host, 1).len(), 4);
@@ -196,7 +196,7 @@ fn stop_during_start_layouts_leaves_rest_to_next_start() {
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 0));
     host.clear_faults();
     host.start_trace();
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     agent.wait_for_layouts_at_start();
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4));
     assert!(host.trace().iter().all(|call| call.gpu == Some(1)), "{:?}", host.trace());
@@ -210,7 +210,7 @@ fn stop_without_driver_leaves_layouts_to_next_start() {
     assert_eq!(agent.get("/v1/gpus").status, 503);
     agent.stop();
     host.clear_faults();
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     agent.wait_for_layouts_at_start();
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4));
 }
