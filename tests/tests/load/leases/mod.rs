@@ -45,9 +45,7 @@ fn run(steps: u64, seed: u64, planted: Option<Planted>) -> Run {
     let mut done = 0;
     let mut violation = None;
     while done < steps && violation.is_none() {
-        let began = std::time::Instant::now();
         let Some((name, result)) = steps::one(&mut world, &mut dice) else { continue };
-        if std::env::var_os("GPUSH_TEST_PROGRESS").is_some() { eprintln!("{done} {name} {:?}", began.elapsed()); }
         world.count(name);
         let result = result.and_then(|()| world.check());
         violation = result.err().map(|why| format!("seed {seed}, step {done}: {name}: {why}"));

@@ -51,7 +51,6 @@ pub(super) fn one(world: &mut World, dice: &mut Dice) -> Option<(&'static str, O
     if is_long && dice.below(RARE) > 0 {
         return None;
     }
-    if std::env::var_os("GPUSH_TEST_PROGRESS").is_some() { eprintln!("  {name}"); }
     Some((name, step(world, dice)?))
 }
 
