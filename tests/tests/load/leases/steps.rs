@@ -1,12 +1,14 @@
 //! The random steps. Each changes gpushd or its host, and the model in the same way.
 
-use gpush_api::{Code, EndReason, LeaseKind, LeaseState, OperationState};
+use std::time::Instant;
+
+use gpush_api::{ApiError, Code, EndReason, LeaseGrant, LeaseKind, LeaseState, OperationState};
 use gpush_tests::dice::Dice;
 use serde_json::{Value, json};
 
 use super::{
     model::{Expected, Share},
-    world::{LAYOUTS, PROFILES, World, lease_of},
+    world::{LAYOUTS, PROFILES, SOON, World, lease_of},
 };
 
 type Outcome = Result<(), String>;
@@ -81,7 +83,7 @@ fn request(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
     let holder = holder(world, dice);
     let expected = world.model.expects(&share, count);
     world.count(format!("request {:?}: {expected:?}", share.kind()));
-    let answer = world.observed.request(world.agent(), &body(&share, count, holder));
+    let answer = insist(world, &body(&share, count, holder), expected);
     let what = || format!("{count} {share:?} for uid {holder}");
     Some(match (expected, answer) {
         (Expected::Granted, Ok(grant)) => {
@@ -96,6 +98,21 @@ fn request(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
         (Expected::Impossible, Err(error)) if !error.retryable => Ok(()),
         (_, answer) => Err(format!("{}: expected {expected:?}, got {answer:?}", what())),
     })
+}
+
+/// Makes a request. One that must be granted is repeated for a while if it is refused: on a busy machine a reading of a
+/// GPU can be late, and nothing is granted on a GPU that was not read.
+fn insist(world: &mut World, body: &Value, expected: Expected) -> Result<LeaseGrant, ApiError> {
+    let began = Instant::now();
+    loop {
+        match world.observed.request(world.agent(), body) {
+            Err(error) if expected == Expected::Granted && error.retryable && began.elapsed() < SOON => {
+                world.count("request repeated");
+                world.agent().settle_reads();
+            }
+            answer => return answer,
+        }
+    }
 }
 
 /// A reading of GPU 0 fails: its devices may be refused, or granted after an earlier reading.

@@ -29,7 +29,7 @@ pub(super) const LAYOUTS: [&[&str]; 2] = [&["3g.20gb", "2g.10gb", "1g.5gb*2"], &
 pub(super) const PROFILES: [&str; 4] = ["1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb"];
 
 /// How long gpushd may take until it shows what has happened.
-const SOON: Duration = Duration::from_secs(10);
+pub(super) const SOON: Duration = Duration::from_secs(10);
 
 pub(super) struct World {
     // Ends before its host.
