@@ -85,7 +85,7 @@ fn an_override_that_can_not_be_at_boot_leaves_the_gpu_as_it_is_and_says_so() {
     assert_eq!(truth(&host, 1), HALVES);
     let said = causes(&agent);
     assert!(said.contains("this layout is an override by") && said.contains("1g.10gb@0 (GPU instance"), "{said}");
-    assert!(said.contains("`gpushctl mig apply` does"), "a command that does not end the override: {said}");
+    assert!(said.contains("`gpushctl apply 0` does"), "a command that keeps the override: {said}");
     assert_eq!(agent.gpu(0).drift, ["missing 7g.80gb", "extra 1g.10gb@0"]);
     assert_eq!(only(&agent).reason, "blocked at boot");
 }
