@@ -27,7 +27,7 @@ fn served(agent: &Agent) -> (String, String) {
 }
 
 fn is_waiting(operation: &Operation) -> bool {
-    operation.state == OperationState::Waiting && !operation.notes.is_empty()
+    operation.state == OperationState::Waiting && !operation.waits_for.is_empty()
 }
 
 /// An operation waits for a share of the device that it takes away. Without the queue, later shares of the device kept
@@ -84,7 +84,7 @@ fn cancelled_operation_lets_shares_be_granted_again() {
     share(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
     let body = json!({"gpus": ["0"], "layout": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
     let second = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
-    assert!(second.notes[0].contains(&format!("operation {} came first", waiting.id)), "{:?}", second.notes);
+    assert!(second.waits_for[0].contains(&format!("operation {} came first", waiting.id)), "{:?}", second.waits_for);
     assert_eq!(agent.cancel(&second.id).status, 202);
     assert_eq!(agent.follow(agent.operation(&second.id)).state, OperationState::RolledBack);
     share(&agent, &small, &json!({ "percentage": 10 })).expect_err("the first operation takes it away, too");
