@@ -1,7 +1,7 @@
-//! Who may administer: identifies callers, and records refused attempts in the audit trail.
+//! Authorization of administrators: identifies callers, and records refused attempts in the audit trail.
 //!
-//! Every user who may connect can be refused as often as they like. So a uid gets [`MOST`] records per [`WINDOW`], and
-//! the store keeps a limited number for each user.
+//! Any user with access to the socket can be refused any number of times. So a uid gets [`MOST`] records per
+//! [`WINDOW`], and the store keeps a limited number for each user.
 
 use std::{
     collections::HashMap,
@@ -15,13 +15,13 @@ use gpush_store::{DENIED, NewAudit, Store};
 
 use crate::{caller::Caller, state::State};
 
-/// Records of refused attempts of one uid in a window.
+/// Records of one uid's refused attempts in a window.
 const MOST: u32 = 10;
 
 /// Length of a window.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Decides who may administer. A handle, cheap to clone.
+/// Decides which callers are administrators. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Authorization {
     state: State,
@@ -38,17 +38,17 @@ impl Authorization {
         Self { state, users, store, own_uid, refused: Arc::default() }
     }
 
-    /// Identifies the caller behind a connection, by the config in force now.
+    /// Identifies the caller of a connection, by the present config.
     pub(crate) async fn identify(&self, peer: Peer) -> Caller {
         Caller::of(peer, &self.state.config().access, &self.users, self.own_uid).await
     }
 
-    /// Returns the caller as records name it.
+    /// Returns the caller in the form for records.
     pub(crate) async fn actor(&self, caller: &Caller) -> Actor {
         caller.actor(self.users.user(caller.peer.uid).await)
     }
 
-    /// Returns an administrator as records name it. `attempt` completes "may not".
+    /// Returns an administrator in the form for records. `attempt` completes "may not".
     ///
     /// # Errors
     /// `denied` for every other caller; the attempt is recorded.
@@ -62,7 +62,7 @@ impl Authorization {
         Err(denied)
     }
 
-    /// Records a refused attempt, without waiting: the answer does not depend on it.
+    /// Records a refused attempt without waiting: the answer does not depend on it.
     fn record(&self, actor: Actor, attempt: &'static str) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if !refused.counts(actor.uid, Instant::now()) {
@@ -84,7 +84,7 @@ impl Authorization {
 struct Refused(HashMap<u32, (Instant, u32)>);
 
 impl Refused {
-    /// Counts an attempt; returns whether it is to be recorded.
+    /// Counts an attempt. Returns whether to record it.
     fn counts(&mut self, uid: u32, now: Instant) -> bool {
         self.0.retain(|_, (since, _)| now.duration_since(*since) < WINDOW);
         let (_, count) = self.0.entry(uid).or_insert((now, 0));

@@ -1,19 +1,19 @@
-//! Who calls, what that makes them, and what they may see.
+//! Callers: their identity, their rights, and what they may see.
 //!
 //! | caller | sees | may change |
 //! |---|---|---|
 //! | root, the user that gpushd runs as, members of the admin groups | everything | everything |
-//! | any other user who may connect | GPUs, instances, plans; processes of their own in full | nothing |
+//! | any other user with access to the socket | GPUs, instances, plans; processes of their own in full | nothing |
 //!
 //! The kernel identifies the caller, and the config names the admin groups. A caller in another pid or user namespace
-//! is no administrator: root of a container may take any user id and group id there. What is shown depends on the
-//! [`Viewer`] alone.
+//! is not an administrator: root of a container can use any user id and group id. What is shown depends only on the
+//! [`Viewer`].
 
 use gpush_api::{Actor, ApiError, Code};
 use gpush_core::config::Access;
 use gpush_host::{identity::Users, peer::Peer};
 
-/// Who reads an answer. This decides what is left out.
+/// The reader of an answer, which determines what it contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Viewer {
     /// gpushd itself, for what every user may read afterwards: sees the processes of no user.
@@ -58,7 +58,7 @@ pub(crate) struct Caller {
 impl Caller {
     /// Identifies a caller under the access rules of the config. Groups are resolved off the async threads.
     pub(crate) async fn of(peer: Peer, access: &Access, users: &Users, own_uid: u32) -> Self {
-        // Root may do everything anyway, and nothing that a container says of groups counts.
+        // Root may do everything anyway, and a container's groups do not count.
         let may_need_group = peer.is_on_this_host && peer.uid != 0 && peer.uid != own_uid;
         let is_member = may_need_group && users.is_in_one_of(&peer.groups, &access.admin_groups).await;
         Self::new(peer, own_uid, is_member)
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_says_what_to_do() {
+    fn refusal_has_a_hint() {
         let access = Access { admin_groups: vec!["gpu-admins".to_owned()] };
         let caller = Caller::new(peer(1000), 990, false);
         assert!(!caller.viewer.is_admin());

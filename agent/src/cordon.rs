@@ -1,7 +1,7 @@
 //! Cordons that an administrator sets and clears.
 //!
-//! To drain a GPU is to cordon it and to wait until its readings show no process, which changes nothing and needs no
-//! operation. What gpushd cordons by itself is in [`crate::state`].
+//! A drain cordons the GPU and waits until its readings show no process, which changes nothing and needs no
+//! operation. Cordons that gpushd sets are in [`crate::state`].
 
 use gpush_api::{ApiError, Change as Told};
 use gpush_store::{ConditionKind, NewCondition, Scope};
@@ -14,7 +14,8 @@ use crate::{
 /// Cause of a cordon that an administrator set.
 const ADMIN: &str = "admin";
 
-/// Cordons a GPU, in place of an administrator's cordon before. Without a new reason the reason of that one stays.
+/// Cordons a GPU, and replaces an earlier cordon of an administrator. Without a new reason, the earlier one is
+/// kept.
 ///
 /// # Errors
 /// When it cannot be recorded.
@@ -51,6 +52,6 @@ fn told(action: &str, uuid: &str, request: &Request) -> Told {
         object: uuid.to_owned(),
         by: Some(request.by.clone()),
         reason: request.reason.clone(),
-        uuids: vec![uuid.to_owned()],
+        gpu_uuids: vec![uuid.to_owned()],
     }
 }

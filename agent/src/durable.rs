@@ -1,4 +1,4 @@
-//! The store as the agent finds it at start: opened, what it remembers, what it has to say.
+//! The store at the start of the agent: opened, with its content and its notes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,8 +10,8 @@ use std::{
 use gpush_api::{ApiError, Code, text};
 use gpush_nvml::RemappedRows;
 use gpush_store::{
-    BootRecord, Bounds, Condition, Intent, Lost, MpsShare, MpsTarget, NewAudit, Note, OpenError, Opened, OperationId,
-    Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
+    BootRecord, Bounds, Condition, Intent, LeaseRecord, Lost, MpsTarget, NewAudit, Note, OpenError, Opened,
+    OperationId, Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
 };
 
 use crate::{
@@ -20,41 +20,41 @@ use crate::{
     state::{Recorded, RecoveryCheck},
 };
 
-/// What the agent before left.
+/// The state that the previous agent left.
 #[derive(Debug)]
 pub(crate) struct Remembered {
     /// The store.
     pub(crate) store: Store,
-    /// What was noticed while opening it.
+    /// Notes from opening it.
     pub(crate) notes: Vec<Note>,
-    /// How far the layouts of the last boot were.
+    /// Progress of the layouts of the last boot.
     pub(crate) last_boot: Option<BootRecord>,
-    /// Operations that have not ended, or not taken back everything, oldest first.
+    /// Operations that have not ended, or have undo entries left, oldest first.
     pub(crate) unfinished: Vec<UnfinishedOperation>,
-    /// Of those that were begun and have not ended, the ones on whose GPUs another one was begun later,
-    /// with that one: they had ended, and could not record it.
+    /// Those of them that another operation on their GPUs followed, with that operation: they had ended, but
+    /// could not record it.
     pub(crate) superseded: BTreeMap<OperationId, OperationId>,
-    /// Conditions of GPUs, those that an operation left with its part for the GPU.
+    /// Conditions of GPUs. Those set by an operation include its plan for the GPU.
     pub(crate) conditions: Recorded,
-    /// Overrides, those past their time included.
+    /// Overrides, including expired ones.
     pub(crate) overrides: Vec<Override>,
-    /// Shares of MPS targets.
-    pub(crate) mps_shares: Vec<MpsShare>,
+    /// Leases that have not ended.
+    pub(crate) leases: Vec<LeaseRecord>,
     /// What was made of MPS targets above their rules.
     pub(crate) mps_targets: Vec<MpsTarget>,
-    /// What was set on GPUs that are shared whole.
+    /// Settings made on GPUs that are shared whole.
     pub(crate) shared_gpus: Vec<SharedGpu>,
-    /// Generation of what is wanted.
+    /// Generation of the desired state.
     pub(crate) generation: u64,
-    /// What was last noticed about the memory of each GPU, by UUID.
+    /// The last recorded memory rows of each GPU, by UUID.
     pub(crate) noticed: BTreeMap<String, RemappedRows>,
-    /// What was lost on this boot, and nobody has accepted yet.
+    /// A loss on this boot that is not accepted yet.
     pub(crate) lost: Option<Lost>,
-    /// Since when it is known on this boot who was given what, where one was accepted on it.
+    /// Since when all grants on this boot are on record, if a loss was accepted on it.
     pub(crate) known_since: Option<u64>,
 }
 
-/// Where the store is opened.
+/// The location and identity of the store.
 #[derive(Debug)]
 pub(crate) struct Origin<'a> {
     /// State directory.
@@ -67,18 +67,18 @@ pub(crate) struct Origin<'a> {
     pub(crate) host_root: &'a Path,
 }
 
-/// The machine's id; `None` when it has none, as in an image that was not booted yet.
+/// Returns the machine's id; `None` if it has none, as in an image that was never booted.
 fn machine_id(host_root: &Path) -> Option<String> {
     let text = fs::read_to_string(host_root.join("etc/machine-id")).ok()?;
     let id = text.trim();
     (!id.is_empty() && id != "uninitialized").then(|| text::plain(id))
 }
 
-/// Opens the store of a state directory, which belongs to this process until the last handle is dropped.
-/// Blocks: call it before there is a runtime.
+/// Opens the store of a state directory and locks it until the last handle is dropped. Blocks: call it before
+/// the runtime starts.
 ///
 /// # Errors
-/// When it cannot be opened, above all because another agent has it.
+/// If it cannot be opened, usually because another agent has it.
 pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
     let boot_id = origin.boot_id;
     let options = Options {
@@ -100,6 +100,15 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
     }
     let boot = boot_id.to_owned();
     let cleared = store.write_ending(move |tx| {
+        for lease in tx.end_leases_of_other_boots()? {
+            tx.audit(NewAudit {
+                by: None,
+                action: "lease.end".to_owned(),
+                object: lease.id.to_string(),
+                result: "rebooted".to_owned(),
+                detail: serde_json::json!({ "uid": lease.holder.uid }),
+            })?;
+        }
         tx.forget_mps_of_other_boots()?;
         tx.forget_shared_gpus_of_other_boots()?;
         tx.forget_conditions_of_other_boots(&boot)
@@ -116,25 +125,25 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
         }
         let mut noticed = BTreeMap::new();
         for (uuid, rows) in view.noticed()? {
-            // Of another version's making it is noticed anew.
+            // A record in another version's format is ignored and made again.
             noticed.extend(serde_json::from_value(rows).ok().map(|rows| (uuid, rows)));
         }
         let unfinished = view.unfinished()?;
         let superseded = superseded(view, &unfinished)?;
         let left = (unfinished, superseded);
         let known_since = view.known_since()?.filter(|known| known.boot_id == this_boot).map(|known| known.ticks);
-        let shared = (view.mps_shares()?, view.mps_targets()?, view.shared_gpus()?, known_since);
+        let shared = (view.mps_targets()?, view.shared_gpus()?, known_since, view.open_leases()?);
         Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), shared))
     });
-    // A newer gpushd's records may be such that nothing can be read: that is said, and nothing is
-    // taken over.
+    // The records of a newer gpushd may be unreadable: then a note reports that, and nothing is taken from
+    // them.
     let (last_boot, left, conditions, noticed, overrides, generation, shared) =
         remembered.wait().unwrap_or_else(|error| {
             tracing::error!("what the agent before left can't be read: {error}");
             Default::default()
         });
     let (unfinished, superseded) = left;
-    let (mps_shares, mps_targets, shared_gpus, known_since) = shared;
+    let (mps_targets, shared_gpus, known_since, leases) = shared;
     Ok(Remembered {
         store,
         notes,
@@ -143,7 +152,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
         superseded,
         conditions,
         overrides,
-        mps_shares,
+        leases,
         mps_targets,
         shared_gpus,
         generation,
@@ -153,8 +162,8 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
     })
 }
 
-/// What was promised about GPUs does not outlive a boot, and neither does its loss: one of another
-/// boot is accepted. What stands of this boot is given back.
+/// Promises about GPUs end with their boot, so a loss from another boot is accepted. Returns a loss from this
+/// boot.
 fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -> Option<Lost> {
     let lost = notes.iter().find_map(|note| match note {
         Note::Lost(lost) => Some(lost.clone()),
@@ -212,7 +221,7 @@ fn record_other_host(store: &Store, notes: &[Note]) {
     }
 }
 
-/// Why nothing can be changed, when a newer gpushd wrote the database.
+/// Returns why nothing can be changed, if a newer gpushd wrote the database.
 pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
     notes.iter().find_map(|note| match note {
         Note::NewerSchema { file, found, known } => {
@@ -229,7 +238,7 @@ pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
     })
 }
 
-/// What was under way when an operation left a GPU in this condition.
+/// Returns the plan for a GPU of the operation that left this condition.
 fn left_open(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, StoreError> {
     let (Scope::Gpu(uuid), Some(operation)) = (&condition.scope, operation::id(&condition.cause)) else {
         return Ok(None);
@@ -239,9 +248,9 @@ fn left_open(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, Sto
     Ok(gpus.find(|(_, gpu)| gpu.plan.uuid == *uuid).map(|(position, gpu)| Part::recorded(position, gpu)))
 }
 
-/// Of operations that were begun and have not ended, those on whose GPUs another one was begun later.
-/// It got the GPU because they had let go of it: they had ended, though that could not be recorded.
-/// In which order they were asked for says nothing: one may have stood in line.
+/// Returns the operations that began and have no recorded end, but were followed by another one on their GPUs.
+/// The later one got the GPUs because the earlier one had released them, so it had ended. The order of requests
+/// proves nothing: an operation may have been queued.
 fn superseded(
     view: &View<'_>,
     unfinished: &[UnfinishedOperation],
@@ -249,7 +258,7 @@ fn superseded(
     let mut superseded = BTreeMap::new();
     let left: Vec<_> = unfinished.iter().filter(|left| !left.record.stage.is_final()).collect();
     let first = left.iter().filter_map(|left| left.intent.begun).min();
-    // What last changed before any of them was begun can't have begun later.
+    // An operation whose last change precedes all of them cannot have begun later.
     for other in view.operations()?.into_iter().filter(|other| first.is_some_and(|first| other.sequence > first)) {
         let intent = view.intent(other.id)?.unwrap_or_default();
         let gpus = claimed(&intent);
@@ -262,7 +271,7 @@ fn superseded(
     Ok(superseded)
 }
 
-/// UUIDs of the GPUs that an operation has for itself once it has begun.
+/// Returns the UUIDs of the GPUs that an operation claims when it begins.
 fn claimed(intent: &Intent) -> BTreeSet<String> {
     operation::gpus(intent.gpus.iter().map(|gpu| &gpu.plan)).into_iter().map(|(_, uuid)| uuid).collect()
 }
@@ -280,13 +289,12 @@ fn is_trouble(note: &Note) -> bool {
     }
 }
 
-/// What was noticed while opening, as causes of ill health. A loss is told by the GPUs that are
-/// held for it.
+/// Returns the store's notes as causes of degraded health. A loss is reported through the held GPUs.
 pub(crate) fn health(notes: &[Note]) -> impl Iterator<Item = ApiError> {
     notes.iter().filter_map(|note| {
         let code = match note {
             Note::NewerSchema { .. } => Code::Unavailable,
-            // The store tells how it is now.
+            // The store itself reports its present state.
             Note::NoReserve { .. }
             | Note::Created
             | Note::Migrated { .. }
@@ -328,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn who_got_a_gpu_later_proves_that_those_before_had_ended() {
+    fn later_operation_on_gpu_proves_earlier_one_ended() {
         let state = tempfile::tempdir().unwrap();
         let marker = state.path().join("marker");
         let origin = Origin { directory: state.path(), boot_id: "a boot", marker: &marker, host_root: state.path() };
@@ -336,17 +344,17 @@ mod tests {
         let Remembered { store, .. } = open();
         let begin = |gpus: &'static [u32]| store.write(move |tx| Ok(tx.begin(new(gpus))?.id)).wait().unwrap();
         let end = |id| store.write_ending(move |tx| tx.end(id, OperationState::Done, None)).wait().map(drop).unwrap();
-        // Stands in line while another one comes and goes, and begins after it.
+        // It stays queued while another one begins and ends, and begins after it.
         let patient = store.write(|tx| Ok(tx.enqueue(new(&[0]))?.id)).wait().unwrap();
         end(begin(&[0, 1]));
         store.write(move |tx| tx.start(patient, intent(&[0]), Vec::new())).wait().unwrap();
-        // Their ends are not on record.
+        // Their ends are not recorded.
         let lost = begin(&[2, 3]);
         let lost_too = begin(&[3, 4]);
         let last = begin(&[3]);
-        // Stands in line for GPUs that others have.
+        // Queued for GPUs that others have claimed.
         store.write(|tx| tx.enqueue(new(&[0, 2, 3]))).wait().unwrap();
-        // Its end comes late: it was begun before all the same.
+        // Its end is recorded late, but it began before the other.
         store.write(move |tx| tx.notes(lost, vec!["late".to_owned()])).wait().unwrap();
         drop(store);
         let again = open();

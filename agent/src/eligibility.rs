@@ -1,4 +1,4 @@
-//! Which GPUs may take new work: shares, and leases when there are some. docs/states.md has the table.
+//! Eligibility of GPUs for new work: leases. docs/states.md has the table.
 
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 
@@ -7,60 +7,44 @@ use crate::{
     state::{Reason, State, readings::Readings, words},
 };
 
-/// The GPUs as last seen, without a driver call; none when they were never seen.
+/// Returns the GPUs as last read, without a driver call; none if they were never read.
 pub(crate) fn known(readings: &Readings, viewer: Viewer) -> Vec<Gpu> {
     readings.known().map(|host| host.gpus(viewer)).unwrap_or_default()
 }
 
-/// Refuses new work on a GPU whose state does not allow it, as last seen.
-///
-/// # Errors
-/// When it may take none now.
-pub(crate) async fn admits(readings: &Readings, viewer: Viewer, uuid: &str, label: &str) -> Result<(), ApiError> {
-    if known(readings, viewer).is_empty() {
-        // gpushd has just started.
-        readings.host().await?;
-    }
-    let gpus = known(readings, viewer);
-    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid) else {
-        return Err(ApiError::new(Code::Unavailable, format!("{label} can't be had: its GPU was not seen yet"))
-            .hint("`gpushctl status` shows the GPUs")
-            .retryable());
-    };
-    refusal(gpu, label).map_or(Ok(()), Err)
-}
-
-/// Why a GPU may take no new work.
+/// Returns why a GPU accepts no new work.
 pub(crate) fn refusal(gpu: &Gpu, label: &str) -> Option<ApiError> {
     let index = gpu.index;
     let (what, code, hint) = match gpu.state {
         GpuState::Ready => return None,
         GpuState::Cordoned => {
-            ("is cordoned", Code::Conflict, format!("`gpushctl gpu uncordon {index}` opens it again"))
+            ("is cordoned", Code::Conflict, format!("`gpushctl gpu uncordon {index}` ends the cordon"))
         }
-        GpuState::Changing => ("is being changed", Code::Conflict, "ask again when the operation has ended".to_owned()),
+        GpuState::Changing => {
+            ("is being changed", Code::Conflict, "repeat the request when the operation has ended".to_owned())
+        }
         GpuState::Degraded => ("is degraded", Code::Conflict, show(index)),
-        GpuState::Held => ("is held", Code::Conflict, "`gpushctl recover`, or a reboot, ends that".to_owned()),
+        GpuState::Held => ("is held", Code::Conflict, "`gpushctl recover` or a reboot releases it".to_owned()),
         GpuState::Maintenance => {
-            let hint = "ask again when it is over: `gpushctl maintenance leave` ends it";
+            let hint = "repeat the request after `gpushctl maintenance leave`";
             ("is in maintenance", Code::Conflict, hint.to_owned())
         }
         GpuState::Unknown => ("is in a state that is not known", Code::Unavailable, show(index)),
         GpuState::Lost => ("is lost", Code::GpuLost, show(index)),
     };
-    let mut error = ApiError::new(code, format!("{label} can't be had: GPU {index} {what}")).hint(hint);
+    let mut error = ApiError::new(code, format!("{label} is not available: GPU {index} {what}")).hint(hint);
     error.causes.clone_from(&gpu.reasons);
     Some(if gpu.state == GpuState::Lost { error } else { error.retryable() })
 }
 
 fn show(index: u32) -> String {
-    format!("`gpushctl gpu show {index}` says how it is")
+    format!("`gpushctl gpu show {index}` shows its state")
 }
 
-/// Refuses a GPU that an operation changes.
+/// Refuses a GPU that an operation is changing.
 ///
 /// # Errors
-/// Which operation.
+/// Names the operation.
 pub(crate) fn not_changing(state: &State, index: u32, uuid: &str) -> Result<(), ApiError> {
     let host = state.now();
     let reasons = host.gpu(uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();

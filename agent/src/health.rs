@@ -1,6 +1,7 @@
-//! The health of the host: everything that is wrong, each with its cause and a hint.
+//! The health of the host: all problems, each with its cause and a hint.
 //!
-//! gpushd is up whenever it can answer; what it cannot do is reported here. Drift is not bad health: GPUs show it.
+//! gpushd runs as long as it can answer requests; its problems are reported here. Drift does not degrade
+//! health: GPUs show it.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -18,22 +19,22 @@ use crate::{
 /// How long a caller waits for the driver's version.
 const WAIT: Duration = Duration::from_millis(500);
 
-/// Returns what is wrong with a part of gpushd.
+/// Returns the problems of one part of gpushd.
 pub(crate) type Check = Box<dyn Fn() -> Vec<ApiError> + Send + Sync>;
 
 /// Composes the health of the host. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Health(Arc<Sources>);
 
-/// What the health is composed from.
+/// The sources of the health report.
 pub(crate) struct Sources {
-    /// Tells maintenance and a lost database.
+    /// Has maintenance and a lost database.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Tells the driver and its abandoned workers.
+    /// Has the driver and its abandoned workers.
     pub(crate) hardware: Hardware,
-    /// Tells what went wrong with the layouts at start.
+    /// Has the problems of the layouts at start.
     pub(crate) startup: Startup,
     /// Root of the host's file system, where other managers are looked for.
     pub(crate) host_root: PathBuf,
@@ -52,7 +53,7 @@ impl Health {
         Self(Arc::new(sources))
     }
 
-    /// Returns the driver behind gpushd.
+    /// Returns the driver.
     ///
     /// # Errors
     /// When there is none, it does not answer in time, or the host is in maintenance.
@@ -72,7 +73,7 @@ impl Health {
         tokio::time::timeout(WAIT, hardware.driver()).await.unwrap_or_else(|_| starting())
     }
 
-    /// Reports everything that is wrong, as `viewer` may see it.
+    /// Reports all problems that `viewer` may see.
     pub(crate) async fn report(&self, viewer: Viewer) -> Report {
         let Sources { state, readings, startup, checks, .. } = &*self.0;
         let driver = self.driver().await;
@@ -99,16 +100,16 @@ impl Health {
         causes.extend(self.stuck_workers());
         Report {
             status: if causes.is_empty() { HealthStatus::Ok } else { HealthStatus::Degraded },
-            causes,
+            errors: causes,
             simulated,
             maintenance,
-            gpus: u32::try_from(count).unwrap_or(u32::MAX),
+            gpu_count: u32::try_from(count).unwrap_or(u32::MAX),
             layouts_at_start: startup.layouts(),
             pid: std::process::id(),
         }
     }
 
-    /// Adds what is wrong with the GPUs to `causes`; returns how many GPUs there are.
+    /// Adds the problems of the GPUs to `causes`. Returns the number of GPUs.
     fn check_gpus(&self, observed: &Observed, viewer: Viewer, causes: &mut Vec<ApiError>) -> usize {
         let Sources { state, startup, host_root, .. } = &*self.0;
         let nameless = &observed.host.nameless;
@@ -125,7 +126,7 @@ impl Health {
         nameless.len() + gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count()
     }
 
-    /// Driver workers that were killed and hang in the kernel.
+    /// Returns the driver workers that were killed but hang in the kernel.
     fn stuck_workers(&self) -> Vec<ApiError> {
         let abandoned = self.0.hardware.status().abandoned;
         let stuck = abandoned.iter().filter(|worker| worker.stuck).map(|worker| {
@@ -141,7 +142,7 @@ impl Health {
 fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
     let index = gpu.index;
     let (code, what, hint) = match gpu.state {
-        // What an administrator set is no ill health; what the driver reported is.
+        // An administrator's cordon does not degrade health; a fault reported by the driver does.
         GpuState::Cordoned | GpuState::Ready | GpuState::Changing => {
             let own = gpu.cordons.iter().any(|cordon| cordon.by.is_none());
             if !own {
@@ -155,14 +156,14 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
                 ),
             )
         }
-        // Told once, for the host.
+        // Reported once, for the host.
         GpuState::Held | GpuState::Maintenance => return None,
         GpuState::Degraded => (
             Code::DriverError,
             "is degraded",
             format!(
                 "see its instances with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu {index}{}`",
-                // Without a rule nobody but who asks knows which.
+                // Without a rule, only the user knows the layout.
                 if gpu.layout.is_some() { "" } else { " --layout ENTRIES" }
             ),
         ),

@@ -1,5 +1,5 @@
-//! Requests that are sent again: under the same `Idempotency-Key` a user gets the same operation, or what the request
-//! was about as it is by then, also from the next agent, and nothing is carried out twice.
+//! Idempotency keys: a repeated request with the same `Idempotency-Key` gets the same operation, or the present
+//! state of its object, and is not executed again. This also holds after a restart.
 
 use std::{
     collections::HashMap,
@@ -15,13 +15,13 @@ use tokio::sync::OwnedMutexGuard;
 /// The header that carries a key.
 pub(crate) const HEADER: &str = "idempotency-key";
 
-/// Longest key, in bytes.
+/// Maximum length of a key, in bytes.
 const LONGEST: usize = 128;
 
-/// How long an answer is kept.
+/// Time for which an answer is stored.
 const KEPT: SignedDuration = SignedDuration::from_hours(24);
 
-/// A key together with the request that it stands for.
+/// A key with its request.
 #[derive(Debug, Clone)]
 pub(crate) struct Key {
     uid: u32,
@@ -30,7 +30,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Records that `operation` answers the request.
+    /// Records `operation` as the answer to the request.
     ///
     /// # Errors
     /// When it can't be recorded.
@@ -38,7 +38,7 @@ impl Key {
         self.record(tx, Some(operation), 202, serde_json::Value::Null)
     }
 
-    /// Records that what has this number answers the request.
+    /// Records the number of the created object as the answer to the request.
     ///
     /// # Errors
     /// When it can't be recorded.
@@ -46,7 +46,7 @@ impl Key {
         self.record(tx, None, 200, number.into())
     }
 
-    /// Records that the request was carried out at once.
+    /// Records that the request was executed.
     ///
     /// # Errors
     /// When it can't be recorded.
@@ -68,31 +68,31 @@ impl Key {
             request: &self.request,
             operation,
             status,
-            // What it was about, as it is whenever it is asked, says it better: it is named at most.
+            // The object's present state is the better answer, so at most its name is recorded.
             body,
             expires_at,
         })
     }
 }
 
-/// Answers on record, and requests with a key that are in flight. A handle, cheap to clone.
+/// Recorded answers, and requests with a key in flight. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Idempotency {
     store: Store,
     in_flight: Arc<Mutex<Locks>>,
 }
 
-/// Locks of the keys of requests that are in flight, by uid and key.
+/// Locks of the keys of requests in flight, by uid and key.
 type Locks = HashMap<(u32, String), Arc<tokio::sync::Mutex<()>>>;
 
 impl Idempotency {
-    /// Answers from `store`; no request is in flight.
+    /// Uses the answers in `store`; no request is in flight.
     pub(crate) fn new(store: Store) -> Self {
         Self { store, in_flight: Arc::default() }
     }
 
-    /// Waits until no other request with this key is in flight, and keeps others waiting until dropped: a request that
-    /// is sent again while the first is in flight waits for its answer.
+    /// Waits until no other request with this key is in flight, and blocks others until dropped. So a request
+    /// that is repeated while the first is in flight waits for its answer.
     pub(crate) async fn lock(&self, key: &Key) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,26 +102,26 @@ impl Idempotency {
         lock.lock_owned().await
     }
 
-    /// The operation that answered the request. The caller has the lock of the key.
+    /// Returns the operation that answered the request. The caller must hold the lock of the key.
     ///
     /// # Errors
-    /// When the key was used for another request.
+    /// If the key was used for another request.
     pub(crate) async fn operation(&self, key: &Key) -> Result<Option<OperationId>, ApiError> {
         Ok(self.answer(key).await?.and_then(|answer| answer.operation))
     }
 
-    /// The number that answered the request. The caller has the lock of the key.
+    /// Returns the number of the object that the recorded answer names. The caller must hold the lock of the key.
     ///
     /// # Errors
-    /// When the key was used for another request.
+    /// If the key was used for another request.
     pub(crate) async fn number(&self, key: &Key) -> Result<Option<u64>, ApiError> {
         Ok(self.answer(key).await?.and_then(|answer| answer.body.as_u64()))
     }
 
-    /// Whether the request was carried out before. The caller has the lock of the key.
+    /// Returns whether the request was executed before. The caller must hold the lock of the key.
     ///
     /// # Errors
-    /// When the key was used for another request.
+    /// If the key was used for another request.
     pub(crate) async fn is_done(&self, key: &Key) -> Result<bool, ApiError> {
         Ok(self.answer(key).await?.is_some())
     }
@@ -132,22 +132,22 @@ impl Idempotency {
             Answer::None => Ok(None),
             Answer::OtherRequest => {
                 Err(ApiError::new(Code::Conflict, format!("the key {:?} was used for another request", key.key))
-                    .hint("give each request a key of its own; the same key only to send the same again"))
+                    .hint("use a new key for each request, and the same key only to repeat a request"))
             }
             Answer::Known(answer) => Ok(Some(*answer)),
         }
     }
 }
 
-/// What the header says, before it is known for which request.
+/// The value of the header, before its request is known.
 #[derive(Debug)]
 pub(crate) struct Header(Option<String>);
 
 impl Header {
-    /// Takes the value of the header, if there is one.
+    /// Parses the value of the header, if there is one.
     ///
     /// # Errors
-    /// When it is not a key.
+    /// If it is not a key.
     pub(crate) fn parse(value: Option<&[u8]>) -> Result<Self, ApiError> {
         let Some(value) = value else { return Ok(Self(None)) };
         let key = std::str::from_utf8(value).unwrap_or_default();
@@ -158,7 +158,7 @@ impl Header {
         Ok(Self(Some(key.to_owned())))
     }
 
-    /// The key of `request` to `path`, asked by `uid`; `None` when none was given.
+    /// Returns the key of `request` to `path` from `uid`; `None` if the header is absent.
     pub(crate) fn of<T: Serialize>(self, uid: u32, path: &str, request: &T) -> Option<Key> {
         let mut bytes = path.as_bytes().to_vec();
         bytes.push(0);

@@ -1,16 +1,16 @@
-//! Logging that can't stall the agent.
+//! Logging that never blocks the agent.
 //!
-//! A stopped journald or a full pipe makes a write to it block, and with it whoever logs. So
-//! events are copied into a bounded queue and written by a thread of their own; when the queue is
-//! full they are counted and dropped, and the count is logged once there is room.
+//! If journald has stopped or a pipe is full, writing to it blocks. So events are copied into a bounded queue
+//! and a separate thread writes them. When the queue is full, events are counted and dropped, and the count is
+//! logged once there is room.
 //!
 //! ```text
 //! tracing event ─► Forward ─► queue (1024) ─► writer thread ─► journald, or standard error
 //!                     └─ full: dropped + 1
 //! ```
 //!
-//! What is written goes to journald with fields (`GPUSH_OP`, `GPUSH_GPU`, `GPUSH_UID`) when
-//! standard error is the journal, else as text to standard error.
+//! Events go to journald with fields (`GPUSH_OP`, `GPUSH_GPU`, `GPUSH_UID`) if standard error is the journal;
+//! otherwise to standard error as text.
 
 use std::{
     fmt::Write as _,
@@ -36,10 +36,10 @@ use tracing_subscriber::{
     reload,
 };
 
-/// Events that wait to be written.
+/// Maximum number of queued events.
 const QUEUE: usize = 1024;
 
-/// How long the end of the agent waits for the last lines.
+/// Time that the end of the agent waits for the last lines.
 const FLUSH: Duration = Duration::from_millis(200);
 
 /// The log; flushed when dropped.
@@ -54,7 +54,7 @@ enum Item {
     Flush(SyncSender<()>),
 }
 
-/// An event, copied out of the code that logged it.
+/// A copy of an event.
 #[derive(Debug)]
 struct Line {
     level: Level,
@@ -82,7 +82,7 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     Ok(Log { tx, filter: handle })
 }
 
-/// Refuses a word that is no level: the library takes it for a part of the program, and logs nothing.
+/// Refuses a word that is not a level: the library would take it for a module's name and log nothing.
 fn levels(filter: &str) -> Result<(), String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
@@ -101,9 +101,9 @@ fn levels(filter: &str) -> Result<(), String> {
 }
 
 impl Log {
-    /// Logs by another level from now on.
+    /// Changes the level.
     pub(crate) fn set_level(&self, level: LogLevel) {
-        // It fails only when the subscriber is gone, and then nobody logs.
+        // This fails only if the subscriber is gone; then there is no log.
         let _ = self.filter.reload(EnvFilter::new(level.name()));
     }
 }
@@ -117,7 +117,7 @@ impl Drop for Log {
     }
 }
 
-/// The layer that everybody logs to.
+/// The layer that receives all events.
 struct Forward {
     tx: SyncSender<Item>,
     dropped: Arc<AtomicU64>,
@@ -179,7 +179,7 @@ fn write(rx: &Receiver<Item>, dropped: &AtomicU64) {
             }
             let lost = dropped.swap(0, Ordering::Relaxed);
             if lost > 0 {
-                tracing::warn!("{lost} log lines were dropped: whoever reads the log was too slow");
+                tracing::warn!("{lost} log lines were dropped: the reader of the log was too slow");
             }
         }
     });
@@ -189,7 +189,7 @@ impl Line {
     fn write(self) {
         let Self { level, message, rest, op, gpu, uid } = self;
         let (op, gpu, uid) = (op.as_deref(), gpu.as_deref(), uid.as_deref());
-        // Callsites are static: a level each.
+        // Callsites are static, so each level needs one.
         macro_rules! at {
             ($level:ident) => {
                 tracing::event!(Level::$level, op, gpu, uid, "{message}{rest}")
@@ -205,7 +205,7 @@ impl Line {
     }
 }
 
-/// Where the writer thread writes to.
+/// Returns where the writer thread writes.
 fn output() -> Dispatch {
     if stderr_is_the_journal()
         && let Ok(journald) = tracing_journald::layer()
@@ -218,7 +218,7 @@ fn output() -> Dispatch {
     Dispatch::new(tracing_subscriber::registry().with(text))
 }
 
-/// systemd names the device and inode of the stream that it connected to standard error.
+/// systemd sets the device and inode of the stream that it connected to standard error.
 fn stderr_is_the_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
     let Ok(stat) = std::fs::metadata("/proc/self/fd/2") else { return false };
@@ -230,7 +230,7 @@ mod tests {
     use super::levels;
 
     #[test]
-    fn a_word_that_is_no_level_is_refused() {
+    fn unknown_log_level_is_refused() {
         for right in ["info", "WARN", "", "info,gpushd::apply=debug", "gpushd=trace", "off", "3", "hyper=info, debug"] {
             assert_eq!(levels(right), Ok(()), "{right}");
         }

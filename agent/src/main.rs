@@ -1,4 +1,4 @@
-//! `gpushd`, the gpush host agent: it owns how the GPUs of one host are shared.
+//! `gpushd`, the gpush host agent: it manages how the GPUs of one host are shared.
 //!
 //! ```text
 //!            listen ─► http ─► caller ┐
@@ -8,8 +8,8 @@
 //!                                                     gpushd driver-worker ─► libnvidia-ml.so.1
 //! ```
 //!
-//! Decisions are made in `gpush-core`, driver calls in `gpush-nvml`'s worker; what is left here is
-//! when, for whom, and what to do when it goes wrong.
+//! `gpush-core` makes decisions, and the worker of `gpush-nvml` makes driver calls. This crate determines when
+//! they happen, for which caller, and how failures are handled.
 
 use std::process::ExitCode;
 
@@ -25,6 +25,7 @@ mod health;
 mod http;
 mod idempotency;
 mod lanes;
+mod leases;
 mod life;
 mod listen;
 mod logging;
@@ -49,7 +50,7 @@ mod timeslice;
 mod watchdog;
 
 fn main() -> ExitCode {
-    // The worker is us again: it must cost nothing that is not its own.
+    // The worker is the same program; it must do nothing that the worker does not need.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == "driver-worker") {
         return gpush_nvml::worker::main();
     }

@@ -23,16 +23,16 @@ use crate::{
     operation::Operations,
     outside::Outside,
     request::Request,
-    state::{Change, Commits, State, readings::Readings, words},
+    state::{Change, Commits, OpenLease, State, readings::Readings, words},
 };
 
-/// How long the worker may take to end: its calls have deadlines, and a worker that exceeds them is killed.
+/// Time limit for the end of the worker: its calls have deadlines, and a worker that exceeds them is killed.
 const GONE: Duration = Duration::from_secs(45);
 
 /// Enters and leaves maintenance. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct MaintenanceControl {
-    /// Tells whether the host is in maintenance.
+    /// Shows whether the host is in maintenance.
     pub(crate) state: State,
     /// Records maintenance.
     pub(crate) commits: Commits,
@@ -57,12 +57,16 @@ impl MaintenanceControl {
     /// Enters maintenance; all handles of gpushd are closed when it returns.
     ///
     /// # Errors
-    /// When an operation changes a GPU, the host is in maintenance already, it cannot be recorded, or the worker does
+    /// When a lease is in use, an operation changes a GPU, the host is in maintenance already, it cannot be recorded, or the worker does
     /// not end. In the last case the host is in maintenance all the same.
     pub(crate) async fn enter(&self, request: Request) -> Result<Maintenance, ApiError> {
         let _lock = self.host_lock.lock().await;
         if let Some(current) = self.state.maintenance() {
             return Err(ApiError { causes: Vec::new(), ..words::refusal(&current) });
+        }
+        let leases: Vec<String> = self.state.leases().holding().map(OpenLease::describe).collect();
+        if !leases.is_empty() {
+            return Err(leased(leases));
         }
         let maintenance = Maintenance {
             reason: request.reason.clone().filter(|reason| !reason.is_empty()),
@@ -96,7 +100,7 @@ impl MaintenanceControl {
     /// Closes all handles if the host is in maintenance.
     ///
     /// # Errors
-    /// When the worker does not end.
+    /// If the worker does not end.
     pub(crate) async fn close_handles(&self) -> Result<(), ApiError> {
         let _lock = self.host_lock.lock().await;
         match self.state.maintenance() {
@@ -108,7 +112,7 @@ impl MaintenanceControl {
     /// Leaves maintenance. Does nothing when the host is not in maintenance.
     ///
     /// # Errors
-    /// When it cannot be recorded.
+    /// If it cannot be recorded.
     pub(crate) async fn leave(&self, request: Request) -> Result<(), ApiError> {
         let _lock = self.host_lock.lock().await;
         if self.state.maintenance().is_none() {
@@ -130,7 +134,7 @@ impl MaintenanceControl {
         Ok(())
     }
 
-    /// Keeps a gpushd that starts in maintenance from loading the driver. Call it before anything else can.
+    /// Prevents a gpushd that starts in maintenance from loading the driver. Call it before any driver call.
     pub(crate) fn resume(&self) {
         let Some(maintenance) = self.state.maintenance() else { return };
         tracing::warn!("{}; the driver is not loaded", words::in_maintenance(&maintenance));
@@ -169,13 +173,21 @@ fn in_use(index: Option<u32>, uuid: &str, holder: &str) -> ApiError {
     error.retryable()
 }
 
+/// Refuses to enter maintenance under leases.
+fn leased(leases: Vec<String>) -> ApiError {
+    let mut error =
+        ApiError::new(Code::Blocked, format!("cannot enter maintenance: {} leases are in use", leases.len()));
+    error.causes = leases;
+    error.hint("wait until they end, or revoke them with `gpushctl lease revoke LEASE --reason TEXT --end`").retryable()
+}
+
 fn told(action: &str, request: &Request) -> Told {
     Told {
         action: action.to_owned(),
         object: host(),
         by: Some(request.by.clone()),
         reason: request.reason.clone(),
-        uuids: Vec::new(),
+        gpu_uuids: Vec::new(),
     }
 }
 

@@ -1,5 +1,5 @@
-//! What must be noticed although no client asks: errors that the driver reports, and a driver that appears, vanishes
-//! or is replaced.
+//! Changes that gpushd must notice without a request: errors reported by the driver, and a driver that appears,
+//! disappears or is replaced.
 //!
 //! ```text
 //! driver's events ──► Xid: published, logged, and a cordon if the config lists it
@@ -7,8 +7,8 @@
 //! timer, no worker, maintenance left ──► all GPUs are read
 //! ```
 //!
-//! The worker listens to the driver's events. While there is none, nothing is heard, so a reading is begun, which
-//! starts another worker. Beyond that the GPUs are read as often as the config says.
+//! The worker receives the driver's events. While there is no worker, events are missed, so the monitor begins
+//! a reading, which starts another worker. It also reads the GPUs at the configured interval.
 
 use std::time::Duration;
 
@@ -22,22 +22,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::state::{State, readings::Readings, words};
 
-/// Between two readings while there is no worker: at first, doubled each time, and at most.
+/// Interval of readings while there is no worker: the first, doubled each time, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// What the monitor uses.
+/// The handles of the monitor.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     /// Gets what is noticed.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Tells what the driver reports.
+    /// Provides the driver's events.
     pub(crate) hardware: Hardware,
 }
 
 impl Monitor {
-    /// Runs until gpushd stops. `events` are those of the hardware, subscribed before there was a worker.
+    /// Runs until gpushd stops. `events` are those of the hardware, subscribed before the worker started.
     pub(crate) async fn run(self, mut events: Receiver<Event>, stopping: CancellationToken) {
         let mut status = self.hardware.watch();
         let mut snapshots = self.state.watch();
@@ -69,7 +69,7 @@ impl Monitor {
                     let now = status.borrow_and_update().clone();
                     self.state.unsettled(&now.unsettled);
                     if started > 0 && now.started > started {
-                        // What the worker before read may be from before a reset.
+                        // Readings of the previous worker may be older than a reset.
                         self.readings.outdate_all();
                     }
                     started = now.started;
@@ -105,7 +105,7 @@ impl Monitor {
         }
     }
 
-    /// When to read next, after so many readings that found no worker.
+    /// Returns when to read next, after `misses` readings that found no worker.
     fn next(&self, misses: u32) -> Option<Instant> {
         let seconds = self.state.config().health.poll_s;
         let poll = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
@@ -119,7 +119,7 @@ impl Monitor {
         }
     }
 
-    /// Publishes what the driver reports; it may cordon its GPU.
+    /// Publishes a driver event, which may cordon its GPU.
     fn report(&self, event: &Event) {
         let EventKind::Xid(xid) = event.kind else { return };
         let at = match (event.gi, event.ci) {
@@ -131,7 +131,7 @@ impl Monitor {
         tracing::warn!(gpu = event.uuid, "the driver reports Xid {xid}{known}{at}");
         let (gi, ci, uuid) = (event.gi, event.ci, event.uuid.clone());
         let gpu = self.state.index_of(&uuid);
-        self.state.events().publish(Happening::Xid(Xid { gpu, uuid, xid, gi, ci }));
+        self.state.events().publish(Happening::Xid(Xid { gpu, gpu_uuid: uuid, xid, gi, ci }));
         let listed = |wanted: &u32| u64::from(*wanted) == xid;
         if !event.uuid.is_empty() && self.state.config().health.cordon_xids.iter().any(listed) {
             self.state.fault(&event.uuid, &format!("xid-{xid}"), format!("the driver reported Xid {xid}{known}{at}"));
@@ -139,7 +139,7 @@ impl Monitor {
     }
 }
 
-/// Logs that another driver answers than before.
+/// Logs a change of the driver.
 fn log(change: &DriverChange) {
     if let (Some(before), Some(now)) = (&change.before, &change.driver)
         && *before != now.version
@@ -148,12 +148,12 @@ fn log(change: &DriverChange) {
     }
 }
 
-/// The driver as events last told of it.
+/// The driver as last published.
 #[derive(Debug, Default)]
 struct DriverSeen {
-    /// Version of the last one that served.
+    /// Version of the last working driver.
     version: Option<String>,
-    /// Whether it serves; `None` before anything was heard.
+    /// Whether it works; `None` before the first report.
     serves: Option<bool>,
 }
 
@@ -165,7 +165,7 @@ impl DriverSeen {
             let before = self.version.clone();
             return vanished.then(|| DriverChange { driver: None, before, error: Some(error.to_api()) });
         }
-        // A worker that is being started has nothing to say yet.
+        // A worker that is starting has nothing to report yet.
         let driver = status.driver.as_ref().filter(|_| status.worker.is_some() && status.failure.is_none())?;
         let before = self.version.replace(driver.version.clone());
         let is_new = self.serves.replace(true) != Some(true) || before.as_ref() != Some(&driver.version);
@@ -201,7 +201,7 @@ mod tests {
             Status::default(),
             serving("1"),
             serving("1"),
-            // A worker that was ended and is started again.
+            // A worker that ended and is being restarted.
             Status { worker: None, ..serving("1") },
             serving("1"),
             gone.clone(),

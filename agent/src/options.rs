@@ -1,13 +1,13 @@
-//! What the command line and the environment say, with the defaults of root and of a user.
+//! The command line and the environment, with the defaults for root and for other users.
 
 use std::{
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     sync::LazyLock,
 };
 
 use clap::{Parser, Subcommand};
 
-/// What else one should know of it; no line is wider than 78 columns, which is what a page has.
+/// Notes for the help text; lines have at most 78 columns, the width of a page.
 const NOTES: &str = "\
 Socket:
   A socket that systemd hands over (gpushd.socket) is taken, and --socket is
@@ -105,7 +105,7 @@ pub(crate) struct Arguments {
     pub(crate) command: Option<Command>,
 }
 
-/// What gpushd does instead of serving. None of it is for people.
+/// Commands that replace serving. None of them is for users.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Runs driver calls for the agent that started it.
@@ -131,47 +131,48 @@ pub(crate) enum Command {
 /// gpushd(8).
 pub(crate) fn man_page() -> std::io::Result<Vec<u8>> {
     use clap::CommandFactory;
-    // None of its commands is for people.
+    // None of its commands is for users.
     let mut command = Arguments::command().subcommand_required(false);
     command.build();
     let see_also = ["gpushctl(1)".to_owned(), "systemctl(1)".to_owned(), "nvidia-smi(1)".to_owned()];
     gpush_man::page(&command, "gpushd", "8", &gpush_man::Beside { files: &FILES, see_also: &see_also })
 }
 
-/// Where things are, once the defaults are filled in.
+/// Paths, with the defaults filled in.
 #[derive(Debug, Clone)]
 pub(crate) struct Paths {
     /// Config file.
     pub(crate) config: PathBuf,
-    /// Whether somebody named it: then it must exist.
+    /// Whether the user named it: then it must exist.
     pub(crate) config_named: bool,
     /// Socket.
     pub(crate) socket: PathBuf,
-    /// Second socket, when somebody named it.
+    /// Second socket, if the user named it.
     pub(crate) admin_socket: Option<PathBuf>,
     /// State directory.
     pub(crate) state_dir: PathBuf,
-    /// Marker of the database: a file beside the socket, in a directory that a reboot clears.
+    /// Marker of the database: a file in the directory of the socket, which a reboot clears.
     pub(crate) store_marker: PathBuf,
     /// File with the boot id.
     pub(crate) boot_id_file: PathBuf,
     /// Directory of MPS daemons.
     pub(crate) mps_dir: PathBuf,
-    /// What the config file and the driver's library must be.
+    /// The requirements for the config file and the driver's library.
     pub(crate) trust: Trust,
 }
 
-/// Which config files and libraries are used.
+/// Which config files and libraries are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Only those that root alone can have written: this gpushd is the system's service, which runs as root with
-    /// the default state directory.
+    /// Only those that root alone can write: this gpushd is the system's service, which runs as root with the
+    /// default state directory.
     Required,
-    /// Any; what the system's service would refuse is logged. A user's own gpushd, or one on a simulated host.
+    /// Any; one that the system's service would refuse is logged. For a user's own gpushd, or one on a
+    /// simulated host.
     Logged,
 }
 
-/// A default that can't be made out, with the option that replaces it.
+/// A default that cannot be determined, with the option that replaces it.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} has no default here: {variable} is not set; give {option}")]
 pub(crate) struct NoDefault {
@@ -180,10 +181,10 @@ pub(crate) struct NoDefault {
     option: &'static str,
 }
 
-/// The parts of the environment that defaults are made from.
+/// The parts of the environment that determine defaults.
 #[derive(Debug, Default)]
 pub(crate) struct Surroundings {
-    /// Whether the system's directories are ours.
+    /// Whether gpushd uses the system's directories.
     pub(crate) root: bool,
     /// `HOME`.
     pub(crate) home: Option<PathBuf>,
@@ -196,7 +197,7 @@ pub(crate) struct Surroundings {
 }
 
 impl Surroundings {
-    /// Those of this process. Relative directories are ignored, as the XDG specification wants.
+    /// Returns those of this process. Relative directories are ignored, as the XDG specification requires.
     pub(crate) fn of_this_process() -> Self {
         let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         Self {
@@ -217,14 +218,15 @@ impl Paths {
             base.map(|base| base.join("gpush")).ok_or(NoDefault { what, variable, option })
         };
         let config = match &arguments.config {
-            // Hints name it, and are typed elsewhere.
+            // Hints contain the path, and users type them in other directories.
             Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
             None if here.root => "/etc/gpush/config.toml".into(),
             None => below_home(&here.config_home, ".config", "the config file", "HOME", "--config FILE")?
                 .join("config.toml"),
         };
         let state_dir = match &arguments.state_dir {
-            Some(path) => path.clone(),
+            // One directory has one name, and so one marker and one rule of trust.
+            Some(path) => canonical(path),
             None if here.root => SYSTEM_STATE.into(),
             None => below_home(&here.state_home, ".local/state", "the state directory", "HOME", "--state-dir DIR")?,
         };
@@ -241,7 +243,7 @@ impl Paths {
         let mps_dir = match &arguments.mps_dir {
             Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
             None if here.root => MPS_DIRECTORY.into(),
-            // Beside the socket, where its user's own things are.
+            // Next to the socket, with the user's other files.
             None => here.runtime_dir.as_ref().map_or_else(|| state_dir.join("mps"), |dir| dir.join("gpush-mps")),
         };
         let store_marker = store_marker(&socket, &state_dir);
@@ -261,8 +263,22 @@ impl Paths {
     }
 }
 
-/// The marker of the database in `state_dir`. Its name differs between state directories, because agents may
-/// share the directory of their sockets.
+/// Returns a path without symbolic links and `..`, as far as it exists.
+fn canonical(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    for existing in path.ancestors() {
+        if let Ok(real) = std::fs::canonicalize(existing)
+            && let Ok(rest) = path.strip_prefix(existing)
+            && rest.components().all(|component| matches!(component, Component::Normal(_)))
+        {
+            return if rest.as_os_str().is_empty() { real } else { real.join(rest) };
+        }
+    }
+    path
+}
+
+/// Returns the marker of the database in `state_dir`. Its name differs between state directories, because
+/// agents may share the directory of their sockets.
 fn store_marker(socket: &Path, state_dir: &Path) -> PathBuf {
     let state_dir = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned());
     let name = uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_URL, state_dir.as_os_str().as_encoded_bytes());
@@ -278,20 +294,20 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_well_formed() {
+    fn command_line_is_well_formed() {
         use clap::CommandFactory;
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn what_is_wrapped_by_hand_fits_a_narrow_terminal() {
+    fn help_notes_fit_a_narrow_terminal() {
         for line in NOTES.lines() {
             assert!(line.chars().count() <= 78, "{line}");
         }
     }
 
     #[test]
-    fn root_has_the_systems_directories() {
+    fn root_uses_system_directories() {
         let here = Surroundings { root: true, ..Surroundings::default() };
         let paths = Paths::resolve(&arguments(&[]), &here).unwrap();
         assert_eq!(paths.config, PathBuf::from("/etc/gpush/config.toml"));
@@ -314,7 +330,23 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_xdg_directories_and_what_is_given_wins() {
+    fn state_directory_has_one_name_however_it_is_written() {
+        let scratch = tempfile::tempdir().unwrap();
+        let real = std::fs::canonicalize(scratch.path()).unwrap();
+        std::fs::create_dir(real.join("state")).unwrap();
+        std::os::unix::fs::symlink("state", real.join("link")).unwrap();
+        for (written, expected) in
+            [("state", "state"), ("link", "state"), ("state/../link", "state"), ("link/new", "state/new")]
+        {
+            assert_eq!(canonical(&real.join(written)), real.join(expected), "{written}");
+        }
+        let here = Surroundings { root: true, ..Surroundings::default() };
+        let system = Paths::resolve(&arguments(&["--state-dir", "/var/lib/../lib/gpush"]), &here).unwrap();
+        assert_eq!(system.trust, Trust::Required);
+    }
+
+    #[test]
+    fn user_has_xdg_directories_and_options_override() {
         let here = Surroundings {
             home: Some("/home/u".into()),
             state_home: Some("/data/state".into()),
@@ -327,14 +359,14 @@ mod tests {
         assert_eq!(paths.state_dir, PathBuf::from("/data/state/gpush"));
 
         let paths = Paths::resolve(&arguments(&["--socket", "s", "--config", "c"]), &here).unwrap();
-        // Hints name the config, and whoever types them is elsewhere.
+        // Hints contain the config's path, and users type them in other directories.
         let config = std::path::absolute("c").unwrap();
         assert_eq!((paths.socket, paths.config), (PathBuf::from("s"), config));
         assert!(paths.config_named);
     }
 
     #[test]
-    fn a_missing_directory_is_said_with_the_option_that_helps() {
+    fn missing_directory_is_reported_with_its_option() {
         let here = Surroundings { home: Some("/home/u".into()), ..Surroundings::default() };
         let error = Paths::resolve(&arguments(&[]), &here).unwrap_err().to_string();
         assert_eq!(error, "the socket has no default here: XDG_RUNTIME_DIR is not set; give --socket PATH");

@@ -1,8 +1,9 @@
-//! Recovery from a lost database: an administrator accepts that what gpushd promised about GPUs is not known.
+//! Recovery from a lost database: an administrator accepts that gpushd's promises about GPUs are unknown.
 //!
-//! Every GPU that the config manages is held until then: neither changed nor granted. A reboot, which ends what was
-//! promised, ends that too. Afterwards instances and MPS daemons are left as they are; the difference from the
-//! config shows as drift. Processes that ran by then may have had a share, and are never ended for having none.
+//! Until then, every GPU that the config manages is held: neither changed nor granted. A reboot ends the
+//! promises, and therefore also the hold. After the recovery, instances and MPS daemons stay as they are;
+//! differences from the config show as drift. Processes that were already running may have had a share, so they
+//! are never ended for lack of one.
 //!
 //! A loss that is found on a new boot holds nothing: promises end with their boot. Health reports it until it is
 //! accepted or until the next boot, because overrides and cordons are gone.
@@ -22,36 +23,36 @@ use crate::{
     state::{State, is_managed, readings::Readings},
 };
 
-/// The loss as a cause of degraded health, with the GPUs that are held.
+/// Returns the loss as a cause of degraded health, with the held GPUs.
 pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
     if !lost.holds {
         let mut error = ApiError::new(Code::Unavailable, "the database was lost before this boot")
             .cause(lost.cause.clone())
             .cause("overrides and cordons that were set before are gone; the config applies");
-        error.causes.extend(lost.kept.iter().map(|kept| format!("the damaged one is kept as {}", kept.display())));
+        error.causes.extend(lost.kept.iter().map(|kept| format!("the damaged file is kept as {}", kept.display())));
         return error.hint("set again what is missing, then acknowledge with `gpushctl recover`; a reboot does too");
     }
     let held: Vec<String> = gpus.iter().filter(|gpu| is_managed(gpu)).map(|gpu| gpu.index.to_string()).collect();
     let mut error =
-        ApiError::new(Code::Unavailable, "the database was lost: what was promised about GPUs is not known")
+        ApiError::new(Code::Unavailable, "the database was lost: the records of who uses the GPUs are gone")
             .cause(lost.cause.clone());
     if let Some(kept) = &lost.kept {
-        error = error.cause(format!("the damaged one is kept as {}", kept.display()));
+        error = error.cause(format!("the damaged file is kept as {}", kept.display()));
     }
     error = match held.as_slice() {
-        [] => error.cause("the config manages no GPU that could be held for it"),
-        [one] => error.cause(format!("GPU {one} is held: it is neither reshaped nor handed out")),
+        [] => error.cause("the config manages no GPU, so none is held"),
+        [one] => error.cause(format!("GPU {one} is held: it is not changed, and no user gets it")),
         several => {
-            error.cause(format!("GPUs {} are held: they are neither reshaped nor handed out", several.join(", ")))
+            error.cause(format!("GPUs {} are held: they are not changed, and no user gets them", several.join(", ")))
         }
     };
-    error.hint("see that nobody relies on them as they are, then `gpushctl recover`; a reboot ends it too")
+    error.hint("check that no user needs their current instances, then `gpushctl recover`; a reboot releases them too")
 }
 
 /// Accepts the loss of a database. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct LossAcceptance {
-    /// Tells the loss.
+    /// Has the loss.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
@@ -69,7 +70,7 @@ impl LossAcceptance {
     /// Accepts the loss, if there is one.
     ///
     /// # Errors
-    /// When it cannot be recorded.
+    /// If it cannot be recorded.
     pub(crate) async fn recover(&self, request: Request) -> Result<Recovered, ApiError> {
         let _lock = self.host_lock.lock().await;
         let Some(lost) = self.state.now().lost.clone() else { return Ok(Recovered::default()) };
@@ -78,7 +79,7 @@ impl LossAcceptance {
         }
         let gpus = match self.readings.host().await {
             Ok(observed) => observed.gpus(Viewer::Agent),
-            // Without the GPUs, daemons that run there would not be accepted.
+            // Without a list of GPUs, the running daemons would not be accepted.
             Err(error) if self.mps.is_used() => return Err(error),
             Err(_) => Vec::new(),
         };
@@ -87,9 +88,9 @@ impl LossAcceptance {
         let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());
-        // On this boot the layouts count as applied: whether they were is what was lost.
+        // On this boot the layouts count as applied, because the record of that was lost.
         let boot = BootRecord { complete: true, ..BootRecord::new(lost.boot_id.clone()) };
-        // Nothing was granted while it was lost.
+        // Nothing was granted while the database was lost.
         let known_since = proc::now();
         let known = KnownSince { boot_id: lost.boot_id.clone(), ticks: known_since };
         let (recorded, found) = (standing.clone(), modes.clone());
@@ -111,7 +112,7 @@ impl LossAcceptance {
         Ok(Recovered { cause: Some(lost.cause), kept, released })
     }
 
-    /// Accepts a loss for which nothing is held.
+    /// Accepts a loss that holds no GPUs.
     async fn acknowledge(&self, request: Request, lost: Lost) -> Result<Recovered, ApiError> {
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());

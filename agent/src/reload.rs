@@ -1,13 +1,13 @@
-//! Reading the config again while the agent runs: whole or not at all, on SIGHUP or by the API.
+//! Reload of the config, all or nothing, on SIGHUP or through the API.
 //!
 //! ```text
-//! read ─┬─ wrong, or can't be put into force ──────────► refused: the old one stays, health says so
-//!       ├─ changes the rule under an override ─────────► refused, unless told to end these
-//!       └─ on record, with the overrides that it ends ─► in force
+//! read ─┬─ invalid, or cannot be applied ──────────────► refused: the old one stays, health reports it
+//!       ├─ changes the rule under an override ─────────► refused, unless these are cleared
+//!       └─ recorded, with the overrides that it ends ──► active
 //! ```
 //!
-//! Reloads happen one after the other, in the loop that also takes signals: it has the socket and
-//! the log, whose settings take effect at once.
+//! Reloads run one after the other, in the loop that also handles signals: it owns the socket and the log,
+//! whose settings take effect at once.
 
 use std::sync::Arc;
 
@@ -27,49 +27,49 @@ use crate::{
     timeslice::Timeslice,
 };
 
-/// Reloads that may wait.
+/// Maximum number of queued reloads.
 const MOST_WAITING: usize = 16;
 
-/// A reload that somebody wants.
+/// A request for a reload.
 #[derive(Debug)]
 pub(crate) struct Wish {
-    /// Who; `None` for a signal.
+    /// The caller; `None` for a signal.
     pub(crate) by: Option<Actor>,
-    /// Whether overrides end whose rule the file changes.
+    /// Whether to end overrides whose rule the file changes.
     pub(crate) clear_overrides: bool,
-    /// Generation of what is wanted, by whoever asks; another one is refused.
+    /// Generation of the desired state that the caller expects; a reload with another one is refused.
     pub(crate) expected: Option<u64>,
 }
 
 impl Wish {
-    /// What SIGHUP stands for.
+    /// Returns the request that SIGHUP stands for.
     pub(crate) fn signal() -> Self {
         Self { by: None, clear_overrides: false, expected: None }
     }
 }
 
-/// A wish, and where its answer goes.
+/// A request, with the channel for its answer.
 type Asked = (Wish, oneshot::Sender<Result<Reloaded, ApiError>>);
 
-/// Where reloads are asked for. Cheap to clone.
+/// Sends requests for reloads. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Reloads(mpsc::Sender<Asked>);
 
-/// Where they are carried out.
+/// Receives them.
 #[derive(Debug)]
 pub(crate) struct Inbox(mpsc::Receiver<Asked>);
 
-/// Both ends.
+/// Creates both ends.
 pub(crate) fn channel() -> (Reloads, Inbox) {
     let (sender, receiver) = mpsc::channel(MOST_WAITING);
     (Reloads(sender), Inbox(receiver))
 }
 
 impl Reloads {
-    /// Asks for a reload and waits for what it comes to.
+    /// Requests a reload and waits for its result.
     ///
     /// # Errors
-    /// When the config is refused, or gpushd stops.
+    /// If the config is refused, or gpushd stops.
     pub(crate) async fn ask(&self, wish: Wish) -> Result<Reloaded, ApiError> {
         let stopping = || {
             ApiError::new(Code::Unavailable, format!("{STOPPING} and reads no config"))
@@ -83,7 +83,7 @@ impl Reloads {
 }
 
 impl Inbox {
-    /// The next one; never, once nobody can ask any more.
+    /// Waits for the next one; never returns once all senders are gone.
     pub(crate) async fn next(&mut self) -> Asked {
         match self.0.recv().await {
             Some(asked) => asked,
@@ -92,12 +92,12 @@ impl Inbox {
     }
 }
 
-/// Reads the config again.
+/// Reloads the config.
 #[derive(Debug)]
 pub(crate) struct Reload {
-    /// Reads the file and takes the config.
+    /// Reads the file and stores the config.
     pub(crate) settings: Settings,
-    /// Gets the config and the ends of overrides.
+    /// Receives the config and the ends of overrides.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
@@ -110,20 +110,20 @@ pub(crate) struct Reload {
 }
 
 impl Reload {
-    /// Reads the config again. `live` puts into force what lies outside of this agent's memory.
+    /// Reloads the config. `live` applies settings outside the agent's memory.
     ///
     /// # Errors
-    /// When the file is wrong, can't be put into force, or changes what an override stands on. The old
-    /// config stays in force then, and health says so.
+    /// If the file is invalid, cannot be applied, or changes a rule under an override. The old config then
+    /// stays active, and health reports the problem.
     pub(crate) async fn carry_out(
         &self,
         wish: Wish,
         live: impl Fn(&Config) -> Result<(), ApiError>,
     ) -> Result<Reloaded, ApiError> {
         if wish.expected.is_some_and(|expected| expected != self.state.now().generation) {
-            // Not the file's fault, and so no trouble of it.
+            // This is not a problem of the file, so health does not report it.
             let current = self.state.now().generation;
-            let message = format!("what is wanted has changed: its generation is {current}");
+            let message = format!("the desired state has changed: its generation is {current}");
             return Err(ApiError::new(Code::Conflict, message)
                 .cause("nothing was done")
                 .hint("look again (`gpushctl config diff`), then ask with the new generation"));
@@ -141,7 +141,7 @@ impl Reload {
     async fn take(&self, wish: Wish, live: impl Fn(&Config) -> Result<(), ApiError>) -> Result<Reloaded, ApiError> {
         let candidate = self.settings.candidate()?;
         let before = self.settings.config();
-        // Without a driver it is not known which GPUs the rules claim; `desired` then takes any for changed.
+        // Without a driver the GPUs of each rule are unknown; `desired` then assumes that any may have changed.
         let gpus = seen(&self.readings).await.unwrap_or_default();
         let touched = touched(&self.state, &before, &candidate.config, &gpus);
         if !touched.is_empty() && !wish.clear_overrides {
@@ -174,7 +174,7 @@ impl Reload {
             Ok(recorded) => recorded,
             Err(error) => {
                 if let Err(error) = live(&before) {
-                    tracing::error!("what the config says of socket and log can't be taken back: {error}");
+                    tracing::error!("cannot restore the previous settings of socket and log: {error}");
                 }
                 return Err(error.into());
             }
@@ -183,7 +183,7 @@ impl Reload {
         self.settings.take(candidate);
         self.state.override_effects(&effects);
         self.state.replace_config(self.settings.config(), generation);
-        // Drift is from what is wanted now.
+        // Drift is the difference from the new desired state.
         let gpus = seen(&self.readings).await.unwrap_or_default();
         let now = self.settings.config();
         let findings = sharing::unfit(&now, &gpus);
@@ -196,12 +196,12 @@ impl Reload {
     }
 }
 
-/// All GPUs, as what every user may read is made from.
+/// Returns all GPUs, in the view that answers for all users are made from.
 async fn seen(readings: &Readings) -> Result<Vec<Gpu>, ApiError> {
     readings.host().await.map(|observed| observed.gpus(Viewer::Agent))
 }
 
-/// Overrides whose rule wants something else by another config.
+/// Returns the overrides whose rule differs in the other config.
 fn touched(state: &State, before: &Config, after: &Config, gpus: &[Gpu]) -> Vec<gpush_api::Override> {
     let standing = overrides::all(state, gpus, Viewer::Agent);
     let uuids: Vec<String> = standing.iter().map(|one| one.uuid.clone()).collect();
@@ -237,21 +237,21 @@ fn differing(gpus: Vec<GpuDiff>) -> Vec<GpuDiff> {
     gpus.into_iter().filter(differs).collect()
 }
 
-/// Finds how the config file differs from the config in force. A handle, cheap to clone.
+/// Finds the differences between the config file and the active config. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Differences {
     /// Reads the file.
     pub(crate) settings: Settings,
-    /// Tells the overrides in force.
+    /// Has the active overrides.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Tells whether a reset is in progress.
+    /// Shows whether a reset is in progress.
     pub(crate) outside: Arc<Outside>,
 }
 
 impl Differences {
-    /// Compares the file with the config in force.
+    /// Compares the file with the active config.
     pub(crate) async fn find(&self, viewer: Viewer) -> ConfigDiff {
         let generation = self.state.now().generation;
         let in_force = self.settings.config();
@@ -278,7 +278,7 @@ impl Differences {
         }
     }
 
-    /// Errors of GPUs that cannot be compared with the config.
+    /// Returns the errors of GPUs that cannot be compared with the config.
     fn unseen(&self, seen: &Result<Vec<Gpu>, ApiError>) -> Vec<ApiError> {
         if let Some(maintenance) = self.state.maintenance() {
             return vec![words::refusal(&maintenance)];

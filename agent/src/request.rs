@@ -1,26 +1,26 @@
-//! A request that is carried out at once, and what is recorded of it: who asked, why, and under which key.
+//! A request that is executed at once, with the data for its record: caller, reason and idempotency key.
 
 use gpush_api::{Actor, ApiError, Code};
 use gpush_store::{NewAudit, StoreError, Tx};
 
 use crate::idempotency::Key;
 
-/// Longest reason, in characters.
+/// Maximum length of a reason, in characters.
 const LONGEST_REASON: usize = 500;
 
 /// A request that changes a state.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
-    /// Who.
+    /// The caller.
     pub(crate) by: Actor,
-    /// Why.
+    /// The caller's reason.
     pub(crate) reason: Option<String>,
-    /// Under which its answer is kept.
+    /// The idempotency key of its answer.
     pub(crate) key: Option<Key>,
 }
 
 impl Request {
-    /// What is recorded beside the change: the answer under its key, and the audit trail.
+    /// Returns the records that accompany the change: the answer under its key, and the audit trail.
     pub(crate) fn recorded(
         self,
         action: &'static str,
@@ -29,7 +29,7 @@ impl Request {
         self.recorded_with(action, object, serde_json::Map::new())
     }
 
-    /// The same, with what was asked for.
+    /// As `recorded`, with the content of the request.
     pub(crate) fn recorded_with(
         self,
         action: &'static str,
@@ -55,10 +55,10 @@ impl Request {
     }
 }
 
-/// A reason as it is recorded and shown.
+/// Returns a reason in the form that is recorded and shown.
 ///
 /// # Errors
-/// When it is too long.
+/// If it is too long.
 pub(crate) fn reason(text: &str) -> Result<String, ApiError> {
     let shown = gpush_api::text::plain(text.trim());
     if shown.chars().count() > LONGEST_REASON {

@@ -1,8 +1,8 @@
-//! The config in force, and how it is replaced: whole or not at all.
+//! The active config and its replacement, all or nothing.
 //!
-//! Rules, layouts, access, the log's level and the socket's permissions are taken as they are read.
-//! What the driver worker was started with can't be, nor can the second socket's path: they stay in force until the next start, and are
-//! shown as what they are, next to what the file says.
+//! Rules, layouts, access, the log level and the socket's permissions take effect at once. The options of the
+//! driver worker and the second socket's path cannot: their old values stay active until the next start, and
+//! are shown next to those in the file.
 
 use std::{
     io,
@@ -17,20 +17,20 @@ use gpush_host::helper::trust::{self, Untrusted};
 
 use crate::options::Trust;
 
-/// What to do about a file that is not there.
+/// The hint for a missing file.
 const WITHOUT: &str = "copy config.example.toml there, or leave --config and GPUSH_CONFIG out; without a file at the \
                        default path gpushd runs and manages no GPU";
 
-/// Why a config cannot be used.
+/// The reason why a config cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigTrouble {
-    /// It was named, and is not there.
+    /// It was named, but does not exist.
     #[error("there is no config file {}: {WITHOUT}", path.display())]
     Absent {
         /// The file.
         path: PathBuf,
     },
-    /// It can't be read.
+    /// It cannot be read.
     #[error("the config file {} can't be read", path.display())]
     Unreadable {
         /// The file.
@@ -43,16 +43,16 @@ pub(crate) enum ConfigTrouble {
     Untrusted {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         why: Untrusted,
     },
-    /// It says something wrong.
+    /// Its content is invalid.
     #[error("{0}")]
     Wrong(ConfigErrors),
 }
 
 impl ConfigTrouble {
-    /// As the API shows it.
+    /// Returns the error for the API.
     pub(crate) fn to_api(&self) -> ApiError {
         match self {
             Self::Absent { path } => {
@@ -84,7 +84,7 @@ impl ConfigTrouble {
     }
 }
 
-/// The config in force and where it comes from. A handle, cheap to clone.
+/// The active config and its origin. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings(Arc<Inner>);
 
@@ -99,20 +99,20 @@ struct Inner {
 #[derive(Debug)]
 struct State {
     config: Arc<Config>,
-    /// Whether the file was there.
+    /// Whether the file existed.
     from_file: bool,
-    /// What was wrong with the file when it was last read anew.
+    /// The problem of the file at the last reload.
     trouble: Option<ApiError>,
-    /// What the file says otherwise and waits for a restart.
+    /// Changes in the file that need a restart.
     pending: Vec<PendingRestart>,
 }
 
-/// A file that was read again and is not in force.
+/// A file that was read again and is not active yet.
 #[derive(Debug)]
 pub(crate) struct Candidate {
-    /// What would be in force: what waits for a restart stays as it is.
+    /// The config that would be active: settings that need a restart are unchanged.
     pub(crate) config: Config,
-    /// What the file says.
+    /// The content of the file.
     pub(crate) in_file: Config,
     from_file: bool,
 }
@@ -125,10 +125,10 @@ impl Settings {
         Ok(Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, state: RwLock::new(state) })))
     }
 
-    /// Reads the file again, without putting it into force.
+    /// Reads the file again, without applying it.
     ///
     /// # Errors
-    /// When it is wrong or can't be read.
+    /// If it is invalid or unreadable.
     pub(crate) fn candidate(&self) -> Result<Candidate, ApiError> {
         let (in_file, from_file) =
             read(&self.0.path, self.0.must_exist, self.0.trust).map_err(|trouble| trouble.to_api())?;
@@ -138,7 +138,7 @@ impl Settings {
         Ok(Candidate { config, in_file, from_file })
     }
 
-    /// Puts a candidate into force.
+    /// Applies a candidate.
     pub(crate) fn take(&self, candidate: Candidate) {
         let Candidate { config, in_file, from_file } = candidate;
         let pending = config.pending_restart(&in_file);
@@ -146,45 +146,49 @@ impl Settings {
         *state = State { config: Arc::new(config), from_file, trouble: None, pending };
     }
 
-    /// Remembers why a reload was refused; as it is told.
+    /// Stores why a reload was refused, and returns the error.
     pub(crate) fn refuse(&self, mut error: ApiError) -> ApiError {
-        error = error.outcome("the config read before stays in force");
+        error = error.outcome("the previous config stays in effect");
         let mut state = self.0.state.write().unwrap_or_else(PoisonError::into_inner);
         state.trouble = Some(error.clone());
         error
     }
 
-    /// Where the file is, or would be.
+    /// Returns the path of the file, which may not exist.
     pub(crate) fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// The config in force.
+    /// Returns the active config.
     pub(crate) fn config(&self) -> Arc<Config> {
         Arc::clone(&self.0.state.read().unwrap_or_else(PoisonError::into_inner).config)
     }
 
-    /// The file it was read from; `None` when there is none and built-in defaults hold.
+    /// Returns the file it was read from; `None` if there is none and the defaults apply.
     pub(crate) fn file(&self) -> Option<String> {
         let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
         state.from_file.then(|| self.0.path.display().to_string())
     }
 
-    /// What the file says otherwise and takes effect with the next start.
+    /// Returns the changes in the file that need a restart.
     pub(crate) fn pending_restart(&self) -> Vec<PendingRestart> {
         self.0.state.read().unwrap_or_else(PoisonError::into_inner).pending.clone()
     }
 
-    /// What is wrong with the file, when a reload failed.
+    /// Returns the problem of the file, if a reload failed.
     pub(crate) fn trouble(&self) -> Option<ApiError> {
         self.0.state.read().unwrap_or_else(PoisonError::into_inner).trouble.clone()
     }
 }
 
 fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), ConfigTrouble> {
+    use std::os::unix::fs::OpenOptionsExt;
+
     use io::Read;
     let unreadable = |source| ConfigTrouble::Unreadable { path: path.to_owned(), source };
-    let file = match std::fs::File::open(path) {
+    // The open of a pipe without a writer would wait.
+    let opened = std::fs::File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
+    let file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if must_exist {
@@ -198,8 +202,11 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), C
         let own = nix::unistd::geteuid().as_raw();
         trust::check_file(path, own).map_err(|why| ConfigTrouble::Untrusted { path: path.to_owned(), why })?;
     }
+    if !file.metadata().map_err(unreadable)?.is_file() {
+        return Err(unreadable(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
+    }
     let mut bytes = Vec::new();
-    // One more than is allowed: the parser says that it is too large.
+    // One byte more than permitted: the parser reports that it is too large.
     file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let config = Config::from_bytes(&bytes, &path.display().to_string()).map_err(ConfigTrouble::Wrong)?;
     Ok((config, true))
@@ -210,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_file_is_no_error_unless_it_was_named() {
+    fn missing_config_is_an_error_only_if_named() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("config.toml");
         let settings = Settings::load(&path, false, Trust::Required).unwrap();
@@ -219,6 +226,17 @@ mod tests {
         let error = Settings::load(&path, true, Trust::Logged).unwrap_err();
         assert!(error.to_string().contains("copy config.example.toml there"), "{error}");
         assert!(error.to_api().message.contains("there is no config file"), "{error}");
+    }
+
+    #[test]
+    fn pipe_and_directory_are_refused_as_config_at_once() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("config.toml");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        for path in [path.as_path(), scratch.path()] {
+            let error = Settings::load(path, true, Trust::Logged).unwrap_err();
+            assert_eq!(error.to_api().causes, ["it is not a regular file"], "{error}");
+        }
     }
 
     #[test]
@@ -241,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_file_changes_nothing_and_is_remembered_until_it_is_mended() {
+    fn invalid_config_changes_nothing_and_is_reported_until_fixed() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("config.toml");
         std::fs::write(&path, "auto_reconcile = true\n").unwrap();

@@ -1,10 +1,10 @@
-//! Signals: the first SIGTERM asks the agent to stop, the second one ends it.
+//! Signals: the first SIGTERM stops the agent gracefully, the second one at once.
 //!
-//! The second must work even when the agent is wedged, so it does not pass through the runtime:
-//! signal-hook's handler ends the process itself, as the signal would have without us.
+//! The second must work even if the agent hangs, so it does not pass through the runtime: signal-hook's handler
+//! ends the process directly, as the signal's default action would.
 //!
-//! Some ask once by two signals: `timeout` signals its child and then the group that the child is in.
-//! So a second one counts from a moment after the first on.
+//! Some programs send two signals for one request: `timeout` signals its child and then the child's group. So a
+//! second signal counts only some time after the first.
 
 use std::{
     sync::{
@@ -22,18 +22,19 @@ use signal_hook::{
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// How soon after the first signal another is the same wish.
+/// Time after the first signal in which another one counts as the same request.
 const ONE_WISH: Duration = Duration::from_millis(100);
 
-/// Whether somebody asked to stop before [`Signals`] listened.
+/// Whether a stop was requested before [`Signals`] listened.
 pub(crate) type Early = Arc<AtomicBool>;
 
-/// Makes a second SIGTERM or SIGINT end the process at once, and remembers the first. A SIGHUP means nothing
-/// yet: the config is about to be read.
+/// Makes a second SIGTERM or SIGINT end the process at once, and remembers the first. SIGHUP has no effect yet,
+/// because the config is about to be read.
 pub(crate) fn arm() -> std::io::Result<Early> {
     let early = Early::default();
     let asked = Arc::new(AtomicBool::new(false));
-    // A signal that arrives while its first handler is being registered is lost. So it waits until all of them are.
+    // A signal that arrives during the registration of its first handler would be lost, so signals are blocked
+    // until all handlers are registered.
     let mut blocked = SigSet::empty();
     [Blocked::SIGTERM, Blocked::SIGINT, Blocked::SIGHUP].into_iter().for_each(|one| blocked.add(one));
     blocked.thread_block()?;
@@ -56,7 +57,7 @@ pub(crate) fn arm() -> std::io::Result<Early> {
     Ok(early)
 }
 
-/// What somebody asked for by signal.
+/// A request by signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asked {
     /// SIGTERM or SIGINT.
@@ -65,7 +66,7 @@ pub(crate) enum Asked {
     Reload,
 }
 
-/// The signals as they come, within the runtime.
+/// The signals as they arrive, within the runtime.
 #[derive(Debug)]
 pub(crate) struct Signals {
     terminate: Signal,
@@ -75,7 +76,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Starts to listen.
+    /// Starts listening.
     pub(crate) fn listen(early: Early) -> std::io::Result<Self> {
         Ok(Self {
             early,
@@ -85,9 +86,9 @@ impl Signals {
         })
     }
 
-    /// The next one.
+    /// Waits for the next one.
     pub(crate) async fn next(&mut self) -> Asked {
-        // Set by each of them, so that none is lost that came before anybody listened.
+        // Each handler sets it, so that signals before this call are not lost.
         if self.early.swap(false, Ordering::SeqCst) {
             return Asked::Stop;
         }

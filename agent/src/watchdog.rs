@@ -1,12 +1,11 @@
-//! The service manager's watchdog, fed while the agent can do its work: the accept loop comes
-//! round, and so does the store.
+//! The service manager's watchdog. gpushd notifies it while its accept loop and its store respond.
 //!
-//! Not by the driver's threads: a GPU that hangs is no reason to restart an agent that serves the
-//! others. Nor by those who carry out operations, which follow one for minutes.
+//! The driver's threads do not matter here: a GPU that hangs is no reason to restart an agent that serves the
+//! other GPUs. Neither do the tasks of operations, which may run for minutes.
 //!
 //! ```text
-//! every half of WatchdogSec: knock at the accept loop ─► it answers ─► ask the store ─► it answers ─► fed
-//!                                    └── either does not, within that time: not fed
+//! every half of WatchdogSec: ping the accept loop ─► it answers ─► ping the store ─► it answers ─► notify
+//!                                    └── either does not, within that time: no notification
 //! ```
 
 use std::time::Duration;
@@ -18,10 +17,10 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-/// Somebody who wants to know whether a loop comes round.
+/// A request to show that a loop responds.
 pub(crate) type Knock = oneshot::Sender<()>;
 
-/// Feeds the watchdog for as long as it is polled.
+/// Notifies the watchdog for as long as it is polled.
 pub(crate) async fn feed(period: Duration, door: mpsc::Sender<Knock>, store: Store) {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -47,7 +46,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_is_alive_while_the_loop_and_the_store_answer() {
+    async fn agent_is_alive_while_loop_and_store_answer() {
         let scratch = tempfile::tempdir().unwrap();
         let store = Store::open(scratch.path(), Options::default()).unwrap().store;
         let (door, mut knocks) = mpsc::channel::<Knock>(1);
@@ -57,7 +56,7 @@ mod tests {
         });
         assert!(alive(&door, &store).await);
         let knocks = answers.await.unwrap();
-        // A loop that is stuck answers nobody.
+        // A loop that hangs does not answer.
         assert!(timeout(Duration::from_millis(20), alive(&door, &store)).await.is_err());
         drop(knocks);
         assert!(!alive(&door, &store).await);

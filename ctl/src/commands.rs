@@ -7,8 +7,10 @@ mod config;
 mod doctor;
 mod drain;
 mod events;
+mod explain;
 mod gpu;
 mod host;
+mod lease;
 mod man;
 mod mig;
 mod mps;
@@ -29,7 +31,7 @@ use gpush_core::selector::Selector;
 use crate::{
     args::{self, Cli, Command, Global},
     exit::{Failure, Outcome},
-    output::Output,
+    output::{Output, Prints},
 };
 
 /// How long a command is silent before it prints what it waits for.
@@ -38,12 +40,14 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// Runs the command.
 pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     let global = &cli.global;
-    if let Some(error) = out.only_for_lists().filter(|_| !prints_a_list(&cli.command)) {
-        return Err(error.into());
+    if let Some(error) = out.unsupported_format(prints(&cli.command)) {
+        return if matches!(cli.command, Command::Run(_)) { lease::refused(error, out) } else { Err(error.into()) };
     }
     match cli.command {
         Command::Status(args) => ask(global, async |client| status::run(client, &args, out).await),
         Command::Apply(args) => ask(global, async |client| apply::desired(client, &args, out).await),
+        Command::Run(args) => lease::become_command(global, &args, out),
+        Command::Lease(command) => lease::run(global, command, out),
         Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),
         Command::Maintenance(command) => ask(global, async |client| host::maintenance(client, command, out).await),
         Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
@@ -56,17 +60,20 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
         Command::Config(command) => config::run(global, command, out),
         Command::Doctor { only } => doctor::run(global, &only, out),
+        Command::Explain { topic } => explain::run(topic, out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
         Command::Completions { shell } => completions::script(shell, out),
         Command::Man { dir } => man::pages(&dir),
     }
 }
 
-/// Whether a command prints a list, which has more formats.
-fn prints_a_list(command: &Command) -> bool {
-    use args::{Config, Gpu, Mig, Mps, Operation, Overrides, Process, Timeslice};
-    match command {
-        Command::Gpu(Gpu::List(_))
+/// What a command prints: lists and environments have more formats.
+fn prints(command: &Command) -> Prints {
+    use args::{Config, Gpu, Lease, Mig, Mps, Operation, Overrides, Process, Timeslice};
+    let is_list = match command {
+        Command::Lease(Lease::Env { .. }) => return Prints::Environment,
+        Command::Lease(Lease::Request { .. } | Lease::List { .. } | Lease::Show { .. })
+        | Command::Gpu(Gpu::List(_))
         | Command::Mig(Mig::List { .. } | Mig::Profiles { .. })
         | Command::Mps(Mps::List { .. } | Mps::Clients { .. })
         | Command::Timeslice(Timeslice::List(_))
@@ -76,6 +83,8 @@ fn prints_a_list(command: &Command) -> bool {
         | Command::Audit(_) => true,
         Command::Events(args) => !args.follow,
         Command::Status(_)
+        | Command::Run(_)
+        | Command::Lease(_)
         | Command::Apply(_)
         | Command::Gpu(_)
         | Command::Mig(_)
@@ -86,10 +95,12 @@ fn prints_a_list(command: &Command) -> bool {
         | Command::Maintenance(_)
         | Command::Recover(_)
         | Command::Doctor { .. }
+        | Command::Explain { .. }
         | Command::Version
         | Command::Completions { .. }
         | Command::Man { .. } => false,
-    }
+    };
+    if is_list { Prints::List } else { Prints::Other }
 }
 
 /// Runs a command that needs an agent.

@@ -10,13 +10,13 @@ use crate::output::Output;
 /// --stray`).
 pub(crate) const DIFFERS: u8 = 3;
 
-/// `mps run`: no share, so the command did not run.
+/// `run`: no lease, so the command did not run.
 pub(crate) const NO_COMMAND: u8 = 125;
 
-/// `mps run`: the command exists and cannot be run.
+/// `run`: the command exists and cannot be run.
 pub(crate) const NOT_RUN: u8 = 126;
 
-/// `mps run`: the command does not exist.
+/// `run`: the command does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
 
 /// Ended by Ctrl-C: 128 + SIGINT, as a shell has it.

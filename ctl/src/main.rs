@@ -78,18 +78,54 @@ fn wants_json(words: &[OsString]) -> bool {
         || words.windows(2).any(is_json)
 }
 
-/// Whether a shell evaluates the output: `eval "$(gpushctl mps env ...)"`.
+/// Whether a shell evaluates the output: `eval "$(gpushctl lease env ...)"`.
 fn evaluated(words: &[OsString]) -> bool {
-    words.windows(2).any(|two| two[0] == "mps" && two[1] == "env")
+    let named = commands(words);
+    named.starts_with(&["lease", "env"])
 }
 
 /// The status of a usage error.
 fn status(words: &[OsString]) -> u8 {
-    if is_run(words.iter().cloned()) { exit::NO_COMMAND } else { Code::BadRequest.exit_status() }
+    let named = commands(words);
+    let is_run = named.first() == Some(&"run");
+    // The other exit statuses of `run` are those of its command.
+    if is_run { exit::NO_COMMAND } else { Code::BadRequest.exit_status() }
 }
 
-/// Whether the command is `mps run`, whose other exit statuses are those of its command.
-fn is_run(args: impl Iterator<Item = OsString>) -> bool {
-    let words: Vec<OsString> = args.take_while(|arg| arg != "--").collect();
-    words.windows(2).any(|two| two[0] == "mps" && two[1] == "run")
+/// Options before a command whose value is a word of its own.
+const WITH_VALUE: [&str; 5] = ["--socket", "-o", "--output", "--color", "--request-timeout"];
+
+/// The words of a command line that are not options: a command, its verb, and arguments.
+fn commands(words: &[OsString]) -> Vec<&str> {
+    let mut named = Vec::new();
+    let mut words = words.iter().skip(1).map_while(|word| word.to_str()).take_while(|word| *word != "--");
+    while let Some(word) = words.next() {
+        if WITH_VALUE.contains(&word) {
+            words.next();
+        } else if !word.starts_with('-') {
+            named.push(word);
+        }
+    }
+    named
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_error_of_run_and_of_an_evaluated_command_is_recognized() {
+        let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
+        for (line, code, is_evaluated) in [
+            ("gpushctl run --mps 0 -- true", 125, false),
+            ("gpushctl --socket run run --mps 0 -- true", 125, false),
+            ("gpushctl -o json lease env L0", 2, true),
+            ("gpushctl --socket lease env", 2, false),
+            ("gpushctl status --brief run", 2, false),
+            ("gpushctl", 2, false),
+        ] {
+            let words = words(line);
+            assert_eq!((status(&words), evaluated(&words)), (code, is_evaluated), "{line}");
+        }
+    }
 }

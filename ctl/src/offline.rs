@@ -165,7 +165,7 @@ fn file(path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<usize> {
     if file.metadata()?.file_type().is_fifo() {
         let mut first = [0];
         match file.read(&mut first) {
-            Ok(0) => return Err(io::Error::other("it is a pipe that nobody writes to")),
+            Ok(0) => return Err(io::Error::other("it is a pipe without a writer")),
             Ok(_) => bytes.extend(first),
             // It has a writer that has not written yet.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

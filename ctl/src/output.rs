@@ -8,6 +8,7 @@ use std::{
 
 use anstream::{AutoStream, ColorChoice};
 use gpush_api::{ApiError, Code};
+use gpush_core::lease::environment;
 use serde::Serialize;
 
 use crate::{
@@ -18,6 +19,17 @@ use crate::{
 
 /// Columns when the width is not known.
 const USUAL_WIDTH: usize = 80;
+
+/// What a command prints, apart from `-o json`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Prints {
+    /// A list.
+    List,
+    /// The environment of a lease.
+    Environment,
+    /// Something else.
+    Other,
+}
 
 /// How this run prints.
 #[derive(Debug)]
@@ -117,7 +129,33 @@ impl Output {
                     Err(error.hint("use `-o name`").into())
                 }
             },
+            Format::Sh | Format::Fish | Format::Csh | Format::Docker => Err(self.only_for_environments().into()),
         }
+    }
+
+    /// The format in which an environment is printed.
+    ///
+    /// # Errors
+    /// The format is for lists.
+    pub(crate) fn environment_format(&self) -> Result<environment::Format, ApiError> {
+        Ok(match self.format {
+            Format::Table | Format::Wide | Format::Sh => environment::Format::Shell,
+            Format::Fish => environment::Format::Fish,
+            Format::Csh => environment::Format::Csh,
+            Format::Json => environment::Format::Json,
+            Format::Docker => environment::Format::Docker,
+            Format::Name | Format::Uuid | Format::Csv => {
+                let message =
+                    format!("`-o {}` is for lists, and this command prints an environment", self.format.name());
+                let error = ApiError::new(Code::BadRequest, message);
+                return Err(error.hint("use `-o sh`, `-o json` or `-o docker`"));
+            }
+        })
+    }
+
+    fn only_for_environments(&self) -> ApiError {
+        let message = format!("`-o {}` is for `gpushctl lease env` only", self.format.name());
+        ApiError::new(Code::BadRequest, message).hint("use `-o table` or `-o json`")
     }
 
     /// Whether the output is a drawing for users, not lines for programs.
@@ -125,14 +163,25 @@ impl Output {
         matches!(self.format, Format::Table | Format::Wide)
     }
 
-    /// The error for a command that prints no list, where the format is for lists.
-    pub(crate) fn only_for_lists(&self) -> Option<ApiError> {
-        let name = match self.format {
-            Format::Table | Format::Wide | Format::Json => return None,
-            Format::Name | Format::Uuid | Format::Csv => self.format.name(),
-        };
-        let error = ApiError::new(Code::BadRequest, format!("`-o {name}` is for lists, and this command prints none"));
-        Some(error.hint("use `-o json`"))
+    /// Whether the user asked for more columns and lines: `-o wide`.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.format == Format::Wide
+    }
+
+    /// The error for a command that does not print in the format.
+    pub(crate) fn unsupported_format(&self, prints: Prints) -> Option<ApiError> {
+        match (self.format, prints) {
+            (_, Prints::Environment)
+            | (Format::Table | Format::Wide | Format::Json, _)
+            | (Format::Name | Format::Uuid | Format::Csv, Prints::List) => None,
+            (Format::Name | Format::Uuid | Format::Csv, Prints::Other) => {
+                let message = format!("`-o {}` is for lists, and this command prints none", self.format.name());
+                Some(ApiError::new(Code::BadRequest, message).hint("use `-o json`"))
+            }
+            (Format::Sh | Format::Fish | Format::Csh | Format::Docker, Prints::List | Prints::Other) => {
+                Some(self.only_for_environments())
+            }
+        }
     }
 
     /// Whether gpushctl can ask the user: both ends are a terminal, and no program reads the output.

@@ -1,7 +1,7 @@
 //! Link arguments of the simulated driver library.
 //!
-//! Clients open it by SONAME, and unloading it must not pull code from under a client's
-//! `atexit` handlers or threads: the real library is not unloadable either.
+//! Clients open it by SONAME. Unloading it must not remove code that a client's `atexit` handlers or threads
+//! use: the real library cannot be unloaded either.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,7 +1,8 @@
-//! The programs around a change of MIG mode, as scripts of a test: `systemctl`, `nvidia-smi`, hooks.
+//! The programs that gpushd runs for a change of MIG mode, as scripts of a test: `systemctl`, `nvidia-smi`,
+//! hooks.
 //!
-//! Each call is written to a file, in order. Before and after each one gpushd can be killed: the
-//! scripts run beside it and go on.
+//! Each call is written to a file, in order. A test can kill gpushd before and after each call: the scripts run
+//! in helper units and continue.
 
 use std::{
     fs,
@@ -11,14 +12,14 @@ use std::{
 
 use crate::host::Host;
 
-/// The programs and what they keep.
+/// The programs and their records.
 #[derive(Debug)]
 pub struct Around {
     dir: PathBuf,
 }
 
 impl Around {
-    /// For a host; no service runs.
+    /// Creates the programs for a host; no service runs.
     ///
     /// # Panics
     /// When the scripts can't be written.
@@ -47,8 +48,8 @@ impl Around {
 
     fn script(&self, name: &str, body: &str) {
         let at = self.dir.display();
-        // A test says in `kill` at which calls gpushd dies: `3 before`. It is the parent of whatever
-        // runs this.
+        // The file `kill` names the calls at which gpushd dies: `3 before`. gpushd is the parent of the process
+        // that runs this script.
         let text = format!(
             "#!/bin/sh
 D='{at}'
@@ -70,15 +71,14 @@ exit $rc
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a script can be made one");
     }
 
-    /// Replaces what the hook before does; the status of its last command is its own.
-    ///
+    /// Replaces the body of the hook before a change. The status of its last command is the hook's status.
     /// # Panics
     /// When it can't be written.
     pub fn hook(&self, body: &str) {
         fs::write(self.dir.join("before.body"), body).expect("a hook can be written");
     }
 
-    /// The config's `[mode_change]` with all of them; `more` goes below.
+    /// Returns the config's `[mode_change]` with all programs; `more` is appended.
     #[must_use]
     pub fn config(&self, services: &[&str], more: &str) -> String {
         let at = self.dir.display();
@@ -90,7 +90,7 @@ exit $rc
         )
     }
 
-    /// Has a service run.
+    /// Marks a service as running.
     ///
     /// # Panics
     /// When it can't be noted.
@@ -98,13 +98,13 @@ exit $rc
         fs::write(self.dir.join("running").join(service), "").expect("a service can run");
     }
 
-    /// Whether a service runs.
+    /// Returns whether a service runs.
     #[must_use]
     pub fn runs(&self, service: &str) -> bool {
         self.dir.join("running").join(service).exists()
     }
 
-    /// Has a service fail to start, or not.
+    /// Makes a service fail to start, or not.
     ///
     /// # Panics
     /// When it can't be noted.
@@ -113,7 +113,7 @@ exit $rc
         if broken { fs::write(mark, "") } else { fs::remove_file(mark) }.expect("a mark");
     }
 
-    /// Has gpushd killed at these moments, each once: before or after the n-th call, counted from 1.
+    /// Kills gpushd once at each of these moments: before or after the n-th call, counted from 1.
     ///
     /// # Panics
     /// When it can't be noted.
@@ -122,14 +122,14 @@ exit $rc
         fs::write(self.dir.join("kill"), lines.concat()).expect("moments");
     }
 
-    /// The calls so far.
+    /// Returns the calls so far.
     #[must_use]
     pub fn calls(&self) -> Vec<String> {
         let text = fs::read_to_string(self.dir.join("calls")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 
-    /// The calls so far, and none any more: for when none is being made, which would be lost.
+    /// Returns the calls so far and clears them. Call it only while no program runs, or its call is lost.
     #[must_use]
     pub fn take_calls(&self) -> Vec<String> {
         let calls = self.calls();
@@ -138,13 +138,13 @@ exit $rc
         calls
     }
 
-    /// The file of that name among theirs.
+    /// Returns the path of a file of these programs.
     #[must_use]
     pub fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// What a hook was told.
+    /// Returns what a hook received.
     #[must_use]
     pub fn told(&self, name: &str) -> String {
         fs::read_to_string(Path::new(&self.file(name))).unwrap_or_default()

@@ -1,18 +1,25 @@
-//! Numbers for tests that try what comes: the same again for the same seed.
+//! Random numbers for tests, repeatable by their seed.
 
-/// splitmix64.
+/// The splitmix64 generator.
 #[derive(Debug, Clone)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// With the seed that the environment names, or this one; which is told, so that it can be had again.
+    /// Creates a generator from a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Creates a generator from the seed in the environment, or from `usual`. Returns the seed too, so that a
+    /// test can print it.
     #[must_use]
     pub fn seeded(usual: u64) -> (Self, u64) {
         let seed = number("GPUSH_TEST_SEED", usual);
         (Self(seed), seed)
     }
 
-    /// A number below `most`.
+    /// Returns a number below `most`.
     ///
     /// # Panics
     /// When `most` is 0.
@@ -25,7 +32,7 @@ impl Dice {
     }
 }
 
-/// A number that the environment names, or the usual one.
+/// Returns the number in an environment variable, or `usual`.
 #[must_use]
 pub fn number(name: &str, usual: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)

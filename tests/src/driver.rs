@@ -7,14 +7,14 @@ use gpush_nvml::{Hardware, Options, Reading};
 
 use crate::host::{Host, program};
 
-/// How to run a worker that sees `host`, with deadlines that a busy machine meets.
+/// Returns the options of a worker that sees `host`, with deadlines that a busy machine meets.
 #[must_use]
 pub fn options(host: &Host) -> Options {
     options_in(host.env().iter().map(|(key, value)| (key.as_str(), value.as_str())))
 }
 
-/// How to run a worker in an environment. The tests of one program run in one process, so it is
-/// given to the worker by `env`, not by changing our own.
+/// Returns the options of a worker with an environment. `env` sets it in the worker, because all tests of a
+/// program share one process.
 pub fn options_in<'a>(env: impl Iterator<Item = (&'a str, &'a str)>) -> Options {
     let mut options = Options::new("/usr/bin/env");
     options.args = env.map(|(key, value)| format!("{key}={value}")).collect();
@@ -23,13 +23,13 @@ pub fn options_in<'a>(env: impl Iterator<Item = (&'a str, &'a str)>) -> Options 
     options
 }
 
-/// The hardware of a simulated host.
+/// Opens the hardware of a simulated host.
 #[must_use]
 pub fn hardware(host: &Host) -> Hardware {
     Hardware::start(options(host))
 }
 
-/// The hardware behind any library.
+/// Opens the hardware behind any library.
 #[must_use]
 pub fn hardware_of(library: &Path) -> Hardware {
     let mut options = options_in(std::iter::empty());
@@ -37,7 +37,7 @@ pub fn hardware_of(library: &Path) -> Hardware {
     Hardware::start(options)
 }
 
-/// UUIDs by index.
+/// Returns the UUIDs by index.
 ///
 /// # Panics
 /// When a GPU can't be listed.
@@ -46,7 +46,7 @@ pub async fn uuids(hardware: &Hardware) -> Vec<String> {
     list.into_iter().map(|listed| listed.identity.expect("the GPU has an identity").uuid).collect()
 }
 
-/// The MIG side of a reading.
+/// Returns the MIG part of a reading.
 ///
 /// # Panics
 /// When it has none.
@@ -64,7 +64,7 @@ pub async fn create(hardware: &Hardware, uuid: &str, profile: &str, start: u8) -
     hardware.create_gpu_instance(uuid, profile_id, placement).await.expect("the instance can be created")
 }
 
-/// Id of a profile by name, and its placement at a start slice.
+/// Returns the id of a profile by name, and its placement at a start slice.
 ///
 /// # Panics
 /// When there is none.

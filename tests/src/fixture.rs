@@ -1,9 +1,9 @@
-//! A GPU as recorded from a real driver, `docs/hardware/<model>-<driver>.json`, and what differs
-//! from it in another reading.
+//! A GPU as recorded from a real driver, `docs/hardware/<model>-<driver>.json`, and its differences from
+//! another reading.
 //!
-//! Only what is the same on every board of that model under that driver is kept: no UUID, no
-//! process, nothing in use. Compute instance profiles are kept of those GPU instance profiles
-//! only of which there was an instance, since the driver tells them of no other.
+//! The record contains only what every board of that model has under that driver: no UUID, no process, no
+//! usage. It has compute instance profiles only for GPU instance profiles of which an instance existed, because
+//! the driver reports no others.
 
 use gpush_api::{Architecture, GpuProfile};
 use gpush_nvml::Reading;
@@ -27,11 +27,11 @@ pub struct Fixture {
     pub architecture: Architecture,
     /// Memory of the GPU in MiB.
     pub memory_mib: u64,
-    /// MIG side.
+    /// MIG part.
     pub mig: Option<MigFixture>,
 }
 
-/// The MIG side of a recorded GPU.
+/// The MIG part of a recorded GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigFixture {
@@ -39,13 +39,13 @@ pub struct MigFixture {
     pub memory_slices: u8,
     /// Compute slices.
     pub compute_slices: u8,
-    /// Profiles; `compute` is empty where the driver did not tell.
+    /// Profiles; `compute` is empty where the driver did not report it.
     pub profiles: Vec<GpuProfile>,
 }
 
 impl Fixture {
-    /// What is worth keeping of a reading. `told` are the profiles of which the driver itself
-    /// told the compute instance profiles.
+    /// Makes a fixture of a reading. `told` are the profiles whose compute instance profiles the driver
+    /// reported.
     #[must_use]
     pub fn of(driver: &gpush_api::Driver, reading: &Reading, told: &[u32]) -> Self {
         let mig = reading.mig.as_ref().map(|mig| MigFixture {
@@ -72,7 +72,7 @@ impl Fixture {
         }
     }
 
-    /// Its file name: `nvidia-h200-570.86.15.json`.
+    /// Returns the file name: `nvidia-h200-570.86.15.json`.
     #[must_use]
     pub fn file_name(&self) -> String {
         let slug: String =
@@ -80,7 +80,7 @@ impl Fixture {
         format!("{slug}-{}.json", self.driver)
     }
 
-    /// Key of the model that it is one of, by PCI device id and memory: several models share an id.
+    /// Returns the key of the model, found by PCI device id and memory: several models share an id.
     #[must_use]
     pub fn model(&self) -> Option<&'static str> {
         let mut models: Vec<_> = gpush_geometry::KEYS
@@ -92,7 +92,7 @@ impl Fixture {
         models.first().map(|(key, _)| *key)
     }
 
-    /// What differs in `other`, one sentence each: the recording comes first.
+    /// Returns the differences from `other`, one sentence each, with the recorded value first.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let mut differ = Vec::new();

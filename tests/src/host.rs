@@ -1,17 +1,17 @@
 //! A simulated host under test.
 //!
-//! Everything goes through the real `gpush-sim` and the real simulated library, as a user would
-//! run them: the harness knows no state format and links no simulator code. One host a test, in
-//! its own temporary directory, taken down when dropped.
+//! The harness runs the real `gpush-sim` and the real simulated library, as a user would: it knows no state
+//! format and links no simulator code. Each test has a host of its own, in a temporary directory, removed when
+//! dropped.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A simulated host, up from [`Host::up`] until dropped.
+/// A simulated host, running from [`Host::up`] until dropped.
 #[derive(Debug)]
 pub struct Host {
-    // Held for its drop: removes the host's directory.
+    // Its drop removes the host's directory.
     _scratch: tempfile::TempDir,
     dir: PathBuf,
     env: BTreeMap<String, String>,
@@ -26,15 +26,14 @@ pub struct Traced {
     pub function: String,
     /// Index of the GPU concerned.
     pub gpu: Option<u32>,
-    /// What it was called on and with: `gi=2 ci=0`, `profile=9 placement=4:4`, `gi=2 profile=0`.
+    /// Object and arguments of the call: `gi=2 ci=0`, `profile=9 placement=4:4`, `gi=2 profile=0`.
     pub arguments: String,
     /// NVML return code; 0 is success.
     pub rc: u32,
 }
 
 impl Host {
-    /// Brings up a host from a preset's name, or from a description in TOML (anything that
-    /// holds a `=` or a line break).
+    /// Starts a host from a preset's name, or from a description in TOML (any text with a `=` or a line break).
     ///
     /// # Panics
     /// When `gpush-sim` is not built or refuses the description.
@@ -56,11 +55,11 @@ impl Host {
         Self { _scratch: scratch, dir, env }
     }
 
-    /// Puts another host in its place, in the same directory: another driver, say. Nobody may have
-    /// the driver open.
+    /// Replaces the host by another in the same directory, for example one with another driver. No process may
+    /// have the driver open.
     ///
     /// # Panics
-    /// When somebody has, or the description is refused.
+    /// If a process has it open, or the description is refused.
     pub fn replace(&self, toml: &str) {
         self.sim::<&str>("down", &[]);
         let file = self.scratch("another.toml");
@@ -69,38 +68,38 @@ impl Host {
         assert!(up.status.success(), "gpush-sim up: {}", String::from_utf8_lossy(&up.stderr));
     }
 
-    /// The host's directory.
+    /// Returns the host's directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// A fresh path beside the host's directory, for a test's own files; removed with the host.
+    /// Returns an unused path next to the host's directory, for a test's own files; removed with the host.
     #[must_use]
     pub fn scratch(&self, name: &str) -> PathBuf {
         self._scratch.path().join(name)
     }
 
-    /// The simulated `libnvidia-ml.so.1`.
+    /// Returns the path of the simulated `libnvidia-ml.so.1`.
     #[must_use]
     pub fn library(&self) -> PathBuf {
         self.dir.join("lib/libnvidia-ml.so.1")
     }
 
-    /// The environment that makes a program see this host.
+    /// Returns the environment that makes a program use this host.
     #[must_use]
     pub fn env(&self) -> &BTreeMap<String, String> {
         &self.env
     }
 
-    /// A command that sees this host.
+    /// Returns a command that uses this host.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.envs(&self.env);
         command
     }
 
-    /// Runs `gpush-sim SUBCOMMAND DIR ARGS…` and gives its standard output.
+    /// Runs `gpush-sim SUBCOMMAND DIR ARGS…` and returns its standard output.
     ///
     /// # Panics
     /// When it fails.
@@ -110,7 +109,7 @@ impl Host {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// As [`Host::sim`], for calls that may be refused.
+    /// As [`Host::sim`], for calls that may fail.
     ///
     /// # Panics
     /// When `gpush-sim` cannot be started.
@@ -128,7 +127,7 @@ impl Host {
         self.sim("fault", &words);
     }
 
-    /// Removes all fault rules; calls that hang by one go on.
+    /// Removes all fault rules; calls that hang because of one continue.
     ///
     /// # Panics
     /// When they cannot be removed.
@@ -136,8 +135,8 @@ impl Host {
         self.sim("fault", &["clear"]);
     }
 
-    /// Starts a process that sleeps and puts it where the words after `gpush-sim process DIR add`
-    /// say, such as `--gpu 0 --gi 2 --ci 0 --memory 1024`. Gives its pid; it ends with the host.
+    /// Starts a process that sleeps, and registers it at the place that the words after `gpush-sim process DIR
+    /// add` name, such as `--gpu 0 --gi 2 --ci 0 --memory 1024`. Returns its pid; it ends with the host.
     ///
     /// # Panics
     /// When it is refused.
@@ -150,12 +149,12 @@ impl Host {
     /// Ends a process that [`Host::process`] started.
     ///
     /// # Panics
-    /// When there is none of that pid.
+    /// If no such process exists.
     pub fn end_process(&self, pid: u32) {
         self.sim("process", &["remove", &pid.to_string()]);
     }
 
-    /// The host as `gpush-sim show --json` tells it: the truth, past the driver's ABI.
+    /// Returns the host as `gpush-sim show --json` prints it: the real state, read without the driver's ABI.
     ///
     /// # Panics
     /// When it cannot be read.
@@ -164,8 +163,7 @@ impl Host {
         serde_json::from_str(&self.sim("show", &["--json"])).expect("gpush-sim show --json prints JSON")
     }
 
-    /// Starts recording the driver calls that change something; calls from now on show in
-    /// [`Host::trace`].
+    /// Starts recording the driver calls that change something; [`Host::trace`] returns them.
     ///
     /// # Panics
     /// When the trace file cannot be written.
@@ -173,10 +171,10 @@ impl Host {
         std::fs::write(self.dir.join("trace"), "").expect("the trace can be started");
     }
 
-    /// The driver calls recorded since [`Host::start_trace`], in order.
+    /// Returns the driver calls recorded since [`Host::start_trace`], in order.
     ///
     /// # Panics
-    /// When nothing records, or a line is not as `gpush-sim` documents it.
+    /// If recording is off, or a line has an undocumented form.
     #[must_use]
     pub fn trace(&self) -> Vec<Traced> {
         let text = std::fs::read_to_string(self.dir.join("trace")).expect("start_trace() was called");
@@ -186,21 +184,21 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The stand-ins end with their host; NVIDIA's own control daemon outlives all that it knows of.
+        // The simulated daemons end with their host; NVIDIA's own control daemon does not.
         if self.dir.join("real").exists() {
             for pid in crate::mps::controls(&self.dir) {
                 let _ended = crate::mps::signal(pid, nix::sys::signal::Signal::SIGKILL);
             }
         }
-        // Best effort: the directory goes anyway, and a drop must not panic.
+        // Best effort: the directory is removed in any case, and a drop must not panic.
         let _ = gpush_sim().arg("down").arg(&self.dir).stdout(Stdio::null()).stderr(Stdio::null()).status();
     }
 }
 
-/// A built program of the workspace, such as `gpushd`, in the profile of the running test.
+/// Returns the path of a program of the workspace, such as `gpushd`, in the profile of the running test.
 ///
 /// # Panics
-/// When it is not built: cargo builds a package's own programs for its tests, not another's.
+/// If it is not built: cargo builds only a package's own programs for its tests.
 #[must_use]
 pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its path");
@@ -217,12 +215,12 @@ pub fn program(name: &str) -> PathBuf {
 
 fn gpush_sim() -> Command {
     let mut command = Command::new(program("gpush-sim"));
-    // The tests' own environment must not leak into a host: a developer may sit in one.
+    // The environment of the tests must not change the host: a developer may have one active.
     command.env_remove("NVML_SIM_STATE").env("GPUSH_SIM_LIBRARY", program("libnvidia_ml.so"));
     command
 }
 
-/// What `eval "$(gpush-sim env DIR)"` changes in a shell's environment.
+/// Returns what `eval "$(gpush-sim env DIR)"` changes in a shell's environment.
 fn environment_of(dir: &Path) -> BTreeMap<String, String> {
     let script = r#"set -e; eval "$("$0" env "$1")"; env -0"#;
     let output = Command::new("sh").arg("-c").arg(script).arg(program("gpush-sim")).arg(dir).output();
@@ -231,7 +229,7 @@ fn environment_of(dir: &Path) -> BTreeMap<String, String> {
     let text = String::from_utf8_lossy(&output.stdout);
     text.split('\0')
         .filter_map(|entry| entry.split_once('='))
-        // `_` is the shell's own; what is as here already need not be set.
+        // `_` is the shell's own; a variable with an equal value need not be set.
         .filter(|(key, value)| *key != "_" && std::env::var(key).ok().as_deref() != Some(*value))
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect()
@@ -255,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trace_lines_are_read() {
+    fn trace_lines_are_parsed() {
         let traced = parse_trace("12 nvmlGpuInstanceDestroy 0 gi=3 -> IN_USE (19)").unwrap();
         assert_eq!((traced.pid, traced.function.as_str(), traced.gpu), (12, "nvmlGpuInstanceDestroy", Some(0)));
         assert_eq!((traced.arguments.as_str(), traced.rc), ("gi=3", 19));

@@ -1,4 +1,4 @@
-//! Commands that concern other GPUs than one whose reading hangs, and how long they take.
+//! Durations of commands for GPUs other than one whose reading hangs.
 
 use std::{
     ops::Range,
@@ -32,14 +32,14 @@ layout = ["7g.80gb"]
 [[gpu]]
 match = ["3"]
 mode = "timeslice"
-timeslice = { replicas = 4, level = "LEVEL", compute_mode = "exclusive_process" }
+timeslice = { replicas = 1, level = "LEVEL", compute_mode = "exclusive_process" }
 "#;
 
 fn config(level: &str) -> String {
     CONFIG.replace("LEVEL", level)
 }
 
-/// A command that concerns no other GPU than 0, 2 or 3, with its name.
+/// A command that concerns GPU 0, 2 or 3 only, with its name.
 type Command<'a> = (&'static str, Box<dyn Fn(usize) + 'a>);
 
 fn commands<'a>(host: &'a Host, agent: &'a Agent) -> Vec<Command<'a>> {
@@ -53,7 +53,7 @@ fn commands<'a>(host: &'a Host, agent: &'a Agent) -> Vec<Command<'a>> {
     vec![
         ("status", Box::new(move |_| ctl(&["status"]))),
         ("mps set 0", Box::new(move |round| ctl(&["mps", "set", "0", "--percentage", &(50 + round).to_string()]))),
-        ("mps env 0", Box::new(move |_| ctl(&["mps", "env", "0", "--percentage", "1", "--for", "1h"]))),
+        ("lease request", Box::new(move |_| ctl(&["lease", "request", "--mps", "1", "-g", "0", "--for", "1h"]))),
         ("mps show 0", Box::new(move |_| ctl(&["mps", "show", "0"]))),
         (
             "mps stop and start 0",
@@ -82,7 +82,7 @@ fn commands<'a>(host: &'a Host, agent: &'a Agent) -> Vec<Command<'a>> {
     ]
 }
 
-/// Median of the durations of `rounds` runs of each command.
+/// Returns the median of the durations of `rounds` runs of each command.
 fn medians(commands: &[Command<'_>], rounds: Range<usize>) -> Vec<Duration> {
     let mut times = vec![Vec::new(); commands.len()];
     for round in rounds {
@@ -104,9 +104,9 @@ fn medians(commands: &[Command<'_>], rounds: Range<usize>) -> Vec<Duration> {
 pub struct Compared {
     /// The command.
     pub name: &'static str,
-    /// As long as every GPU answers.
+    /// Median while every GPU answers.
     pub usual: Duration,
-    /// While the reading of GPU 1 hangs.
+    /// Median while the reading of GPU 1 hangs.
     pub hung: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: a simulated host, an agent on it, commands against both.
+//! The harness of the end-to-end tests: a simulated host, an agent on it, commands against both.
 
 pub mod agent;
 pub mod around;

@@ -1,8 +1,8 @@
-//! Pages of `docs` as tests read them.
+//! Pages of `docs` that tests execute.
 
 use std::path::Path;
 
-/// The text of a page, such as `install.md`.
+/// Returns the text of a page, such as `install.md`.
 ///
 /// # Panics
 /// When it is not there.
@@ -12,7 +12,7 @@ pub fn document(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Blocks of one language between fences.
+/// Returns the fenced code blocks of one language.
 #[must_use]
 pub fn blocks(page: &str, language: &str) -> Vec<String> {
     let mut blocks = Vec::new();

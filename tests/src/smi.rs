@@ -1,21 +1,21 @@
-//! What nvidia-smi says, read from its own output: the second opinion of `tests/gpu`.
+//! Parser of nvidia-smi's output: the second source for `tests/gpu`.
 
 use std::collections::BTreeMap;
 
-/// A GPU of `nvidia-smi --query-gpu=… --format=csv,noheader,nounits`, in the order of [`QUERY`].
+/// A GPU in the output of `nvidia-smi --query-gpu=… --format=csv,noheader,nounits`, in the order of [`QUERY`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
     /// Index.
     pub index: u32,
     /// `GPU-<uuid>`.
     pub uuid: String,
-    /// PCI address in our form, `0000:07:00.0`.
+    /// PCI address in gpush's form, `0000:07:00.0`.
     pub pci: String,
     /// Product name.
     pub name: String,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// MIG mode in force; `None` on a part without.
+    /// MIG mode now; `None` on a part without MIG.
     pub mig: Option<bool>,
     /// MIG mode after the next reset.
     pub pending: Option<bool>,
@@ -23,13 +23,13 @@ pub struct Gpu {
     pub driver: String,
 }
 
-/// Fields asked for.
+/// Queried fields.
 pub const QUERY: &str = "index,uuid,pci.bus_id,name,memory.total,mig.mode.current,mig.mode.pending,driver_version";
 
-/// GPUs of a query's output; a line of another shape is an error that shows it.
+/// Parses the GPUs in a query's output.
 ///
 /// # Errors
-/// The first line that is not as asked for.
+/// The first line of another form.
 pub fn gpus(text: &str) -> Result<Vec<Gpu>, String> {
     text.lines().filter(|line| !line.trim().is_empty()).map(|line| gpu(line).ok_or_else(|| line.to_owned())).collect()
 }
@@ -75,7 +75,7 @@ pub struct Profile {
     pub engines: [u8; 5],
 }
 
-/// Profiles by GPU index.
+/// Returns the profiles by GPU index.
 #[must_use]
 pub fn profiles(text: &str) -> BTreeMap<u32, Vec<Profile>> {
     let mut all: BTreeMap<u32, Vec<Profile>> = BTreeMap::new();
@@ -110,7 +110,7 @@ pub fn profiles(text: &str) -> BTreeMap<u32, Vec<Profile>> {
 /// A line of `nvidia-smi mig -lgipp`: GPU index and profile id; start slices and size.
 pub type Placements = ((u32, u32), (Vec<u8>, u8));
 
-/// Placements by GPU index and profile id.
+/// Returns placements by GPU index and profile id.
 #[must_use]
 pub fn placements(text: &str) -> BTreeMap<(u32, u32), (Vec<u8>, u8)> {
     text.lines().filter_map(placement).collect()
@@ -126,7 +126,7 @@ fn placement(line: &str) -> Option<Placements> {
     Some(((gpu, id), (starts.ok()?, size.trim().parse().ok()?)))
 }
 
-/// GPU instances of `nvidia-smi mig -lgi`: GPU, name, profile id, instance id, start, size.
+/// Returns the GPU instances of `nvidia-smi mig -lgi`: GPU, name, profile id, instance id, start, size.
 #[must_use]
 pub fn gpu_instances(text: &str) -> Vec<(u32, String, u32, u32, u8, u8)> {
     rows(text)
@@ -145,7 +145,7 @@ pub fn gpu_instances(text: &str) -> Vec<(u32, String, u32, u32, u8, u8)> {
         .collect()
 }
 
-/// UUIDs of the MIG devices that `nvidia-smi -L` lists, sorted.
+/// Returns the UUIDs of the MIG devices that `nvidia-smi -L` lists, sorted.
 #[must_use]
 pub fn mig_uuids(text: &str) -> Vec<String> {
     let mut uuids: Vec<_> = text
@@ -157,7 +157,7 @@ pub fn mig_uuids(text: &str) -> Vec<String> {
     uuids
 }
 
-/// Words of each table row.
+/// Returns the words of each table row.
 fn rows(text: &str) -> impl Iterator<Item = Vec<&str>> {
     text.lines().filter_map(|line| {
         let row = line.trim().strip_prefix('|')?.strip_suffix('|')?;
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_query_is_read() {
+    fn nvidia_smi_query_is_parsed() {
         let text = "0, GPU-1, 00000000:07:00.0, NVIDIA H200, 143771, Enabled, Disabled, 570.86.15\n\
                     1, GPU-2, 00000001:0A:00.0, NVIDIA L4, 23034, [N/A], [N/A], 570.86.15\n";
         let gpus = gpus(text).unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_profile_table_is_read() {
+    fn nvidia_smi_profile_table_is_parsed() {
         let text = "\
 +-----------------------------------------------------------------------------+
 | GPU instance profiles:                                                      |
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn placements_instances_and_devices_are_read() {
+    fn nvidia_smi_placements_instances_and_devices_are_parsed() {
         let text = "GPU  0 Profile ID 19 Placements: {0,1,2,3,4,5,6}:1\nGPU  3 Profile ID  0 Placement : {0}:8\n";
         let all = placements(text);
         assert_eq!(all[&(0, 19)], ((0..7).collect(), 1));

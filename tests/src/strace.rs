@@ -1,8 +1,8 @@
-//! Tests that look at system calls, or fail them, through strace.
+//! Tests that watch system calls, or make them fail, through strace.
 
 use std::process::Command;
 
-/// Whether strace works here; says that `what` is skipped when it does not.
+/// Returns whether strace works here; prints that `what` is skipped if not.
 #[must_use]
 pub fn works(what: &str) -> bool {
     let traced = Command::new("strace").args(["-o", "/dev/null", "true"]).output();

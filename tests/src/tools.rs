@@ -1,5 +1,5 @@
-//! Programs that tests run and `cargo xtask test` installs: Python clients in a private environment, Slurm's plugin
-//! for NVML. What is missing is reported as `SKIPPED`.
+//! Programs that tests run and `cargo xtask test` installs: Python clients in a private environment, Slurm's
+//! NVML plugin. A test reports missing programs as `SKIPPED`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned()
 }
 
-/// A file below a directory that a variable names, else below `target/`.
+/// Returns a file below the directory that a variable names, or else below `target/`.
 fn below(variable: &str, directory: &str, file: &str) -> Option<PathBuf> {
     let directory =
         std::env::var_os(variable).map_or_else(|| workspace().join("target").join(directory), PathBuf::from);
@@ -19,19 +19,20 @@ fn below(variable: &str, directory: &str, file: &str) -> Option<PathBuf> {
     None
 }
 
-/// A program of the private Python environment; `None`, reported, when it is not installed.
+/// Returns a program of the private Python environment; reports and returns `None` when it is not installed.
 #[must_use]
 pub fn python_program(name: &str) -> Option<PathBuf> {
     below("GPUSH_TEST_VENV", "venv", &format!("bin/{name}"))
 }
 
-/// Slurm's plugin for NVML; `None`, reported, when it is not installed.
+/// Returns Slurm's NVML plugin; reports and returns `None` when it is not installed.
 #[must_use]
 pub fn slurm_nvml_plugin() -> Option<PathBuf> {
     below("GPUSH_TEST_SLURM_PLUGINS", "slurm-plugins", "gpu_nvml.so")
 }
 
-/// A program on PATH or in a directory of the administrator's programs; `None`, reported, when it is not installed.
+/// Returns a program on PATH or in a directory of administrators' programs; reports and returns `None` when it
+/// is not installed.
 #[must_use]
 pub fn program_on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -43,7 +44,7 @@ pub fn program_on_path(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// A script of `tests/clients`.
+/// Returns the path of a script in `tests/clients`.
 #[must_use]
 pub fn client_script(name: &str) -> PathBuf {
     workspace().join("tests/clients").join(name)

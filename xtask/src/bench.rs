@@ -1,8 +1,8 @@
 //! `cargo xtask bench`: the figures of docs/benchmarks.md, measured on the programs as shipped.
 //!
-//! Counts, and ratios within one run: they hold on another machine. Absolute times are there to
-//! be read beside the machine they were taken on, and only where the target is a time. The
-//! document carries no date, so that a second run on the same machine changes little.
+//! It measures counts, and ratios within one run, which also hold on other machines. Absolute times appear only
+//! where the target is a time; compare them only with the same machine. The document has no date, so a second
+//! run on the same machine changes little.
 
 use std::{fmt::Write as _, fs, process::Stdio};
 
@@ -44,7 +44,7 @@ const REPORTS: &[&[&str]] = &[
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "hung"],
 ];
 
-/// Measures; true when every target is met.
+/// Measures everything. Returns true if every target is met.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     println!("building the programs as shipped");
     workspace::build_programs(Build::Release)?;
@@ -86,7 +86,7 @@ fn measure(command: &[&str]) -> Result<Value> {
     })
 }
 
-/// Percentiles of the planner's own bench as a report: it knows neither tables nor targets.
+/// Returns the percentiles of the planner's own bench as a report, because it has neither tables nor targets.
 fn planning(rows: &[Value]) -> Value {
     let microseconds = |row: &Value, key: &str| row[key].as_f64().unwrap_or(f64::NAN) / 1e3;
     let name = |row: &Value| row["what"].as_str().unwrap_or_default().to_owned();
@@ -104,8 +104,9 @@ fn planning(rows: &[Value]) -> Value {
     let (one, host) = (worst(false), worst(true));
     json!({
         "title": "Planning",
-        "note": "Every state of an A100 and of an H100 against every layout of up to eight instances, in µs; and hosts \
-                 of 64 GPUs, each with its own state and layout, from the driver's profiles to the plans.",
+        "note": "Plans from every state of an A100 and of an H100 to every layout of up to eight instances, in µs. Hosts of \
+                 64 GPUs have a different state and layout on each GPU; their time is from the driver's profiles to \
+                 the plans.",
         "columns": ["", "calls", "p50", "p99", "p99.9"],
         "rows": table,
         "targets": [
@@ -115,7 +116,7 @@ fn planning(rows: &[Value]) -> Value {
     })
 }
 
-/// A target of a report, as measured.
+/// A target of a report with its measurement.
 struct Target {
     what: String,
     wanted: String,
@@ -136,18 +137,18 @@ fn targets(report: &Value) -> Vec<Target> {
         .collect()
 }
 
-/// What of the document was measured elsewhere, on hosts with a GPU, and is not taken again here.
+/// Returns the part of the document that was measured on hosts with a GPU, which this run does not repeat.
 fn kept(before: &str) -> &str {
     before.find("\n## On a real GPU").map_or("", |at| &before[at..])
 }
 
 fn document(reports: &[Value]) -> String {
     let mut text = format!(
-        "# Figures\n\n\
-         Written by `cargo xtask bench`; `cargo xtask bench --check` fails when a target is missed. Counts and ratios \
-         are of one run, and hold on other machines. Times are of the machine below. A last part, On a real GPU, is \
-         put in by hand, from what `tests/gpu/run` writes, and stays.\n\n\
-         Machine: {}.\n\n## Targets\n\n| target | wanted | measured | |\n|---|---|---|---|\n",
+        "# Benchmarks\n\n\
+         `cargo xtask bench` writes this page; `cargo xtask bench --check` fails when a target is missed. Counts and \
+         ratios are of one run, and hold on other machines. Times are of this machine: {}. Figures from a real GPU \
+         belong into a last section, \"On a real GPU\", which `cargo xtask bench` keeps: copy it from the output of \
+         `tests/gpu/run`.\n\n## Targets\n\n| target | goal | measured | |\n|---|---|---|---|\n",
         machine()
     );
     for Target { what, wanted, measured, met } in reports.iter().flat_map(targets) {
@@ -159,7 +160,7 @@ fn document(reports: &[Value]) -> String {
     text
 }
 
-/// A report as a section with a table.
+/// Returns a report as a section with a table.
 fn table(report: &Value) -> String {
     let cells = |row: &Value| -> Vec<String> {
         let row = row.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -184,7 +185,7 @@ fn machine() -> String {
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")).and_then(|rest| rest.split_once(':'));
     let cpu = cpu.map_or("unknown processor", |(_, name)| name.trim()).to_owned();
     let kernel = read("/proc/sys/kernel/osrelease");
-    // Only the version: what a vendor appends names its own builds.
+    // Only the version: vendors append names of their builds.
     let kernel = kernel.trim().split('-').next().unwrap_or_default().to_owned();
     format!("{cores} cores ({cpu}), Linux {kernel}")
 }
@@ -194,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slowest_kind_of_plan_decides_and_nothing_measured_meets_nothing() {
+    fn slowest_plan_decides_and_empty_measurement_fails() {
         let row = |what: &str, p99: u64| json!({"what": what, "count": 1, "p50_ns": 1, "p99_ns": p99, "p999_ns": p99});
         let met = |rows: &[Value]| targets(&planning(rows)).iter().map(|target| target.met).collect::<Vec<_>>();
         let host = row("a: 64 GPUs from profiles to plans", 9_000_000);
@@ -204,13 +205,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_on_a_gpu_stays() {
+    fn gpu_measurements_are_kept() {
         assert_eq!(kept("# Figures\n\n## Planning\n\nx\n"), "");
         assert_eq!(kept("# Figures\n\nx\n\n## On a real GPU: MPS\n\ny\n"), "\n## On a real GPU: MPS\n\ny\n");
     }
 
     #[test]
-    fn a_missed_target_shows() {
+    fn missed_target_is_shown() {
         let report = json!({
             "title": "T", "note": "How.", "columns": ["a", "b"], "rows": [["1", "2"]],
             "targets": [{"what": "speed", "wanted": "under 5", "measured": "7", "met": false}],

@@ -1,5 +1,5 @@
-//! Files made from the code: the OpenAPI document, which is committed and must not drift, and man
-//! pages and completions, which packages take from `target`.
+//! Files generated from the code: the OpenAPI document, which is committed and must stay equal to the code; and
+//! man pages and completions, which packages take from `target`.
 
 use std::{
     fs,
@@ -21,10 +21,11 @@ pub(crate) struct Arguments {
 
 const OPENAPI: &str = "docs/openapi.json";
 
-/// Shells, with the file name by which each looks its completions up.
+/// Shells, with the file name under which each finds its completions.
 const SHELLS: [(&str, &str); 3] = [("bash", "gpushctl"), ("zsh", "_gpushctl"), ("fish", "gpushctl.fish")];
 
-/// The unit test of gpushd that makes the OpenAPI description, and the variable that has it write the file.
+/// The unit test of gpushd that generates the OpenAPI description, and the variable that makes it write the
+/// file.
 const OPENAPI_TEST: &str = "http::openapi::tests::committed_description_matches_the_code";
 const WRITE_OPENAPI: &str = "GPUSH_WRITE_OPENAPI";
 
@@ -52,7 +53,7 @@ pub(crate) fn man(arguments: &Arguments) -> Result<String> {
     man_of(&build_programs()?, arguments.check)
 }
 
-/// Makes the files that are not committed with the programs in a folder.
+/// Uses the programs in a folder to generate the files that are not committed.
 ///
 /// # Errors
 /// If a program fails, or a file cannot be written.

@@ -1,10 +1,10 @@
-//! Installs what the tests need beyond cargo, where that is possible, and says so where it is not.
+//! Installs what the tests need besides cargo, where possible, and reports what is missing.
 //!
-//! Three things: a private Python environment under `target/venv` with the independent NVML clients
-//! and the API fuzzer of `tests/clients/requirements.txt`, and of `requirements-alone.txt` without their dependencies; programs from
-//! Debian; and Slurm's plugin for NVML, unpacked below `target/slurm-plugins`. The system's Python is never
-//! touched. Packages come through apt, and only as root; some live in Debian's `contrib` and `non-free`,
-//! which are asked for through package lists of our own, so that the machine's sources stay as they are.
+//! It installs three things: a private Python environment under `target/venv` with the independent NVML clients
+//! and the API fuzzer of `tests/clients/requirements.txt`, and those of `requirements-alone.txt` without their
+//! dependencies; programs from Debian; and Slurm's NVML plugin, unpacked below `target/slurm-plugins`. The
+//! system's Python is never changed. Packages are installed with apt, and only as root; for those in Debian's
+//! `contrib` and `non-free`, xtask uses separate package lists, so that the machine's sources do not change.
 
 use std::{
     fs,
@@ -21,18 +21,18 @@ pub(crate) fn venv() -> PathBuf {
     workspace::target().join("venv")
 }
 
-/// Slurm's plugins that tests load and Debian's `slurmd` does not have.
+/// Slurm's plugins that tests load and that Debian's `slurmd` lacks.
 pub(crate) fn slurm_plugins() -> PathBuf {
     workspace::target().join("slurm-plugins")
 }
 
-/// The plugin for NVML, and its package. It is unpacked and not installed: its exact dependency on Slurm lags behind
-/// security updates.
+/// The NVML plugin, and its package. It is unpacked and not installed, because its exact dependency on Slurm
+/// lags behind security updates.
 const SLURM_PLUGIN: (&str, &str) = ("gpu_nvml.so", "slurm-wlm-nvml-plugin");
 
-/// Programs that tests run, with their Debian packages: a client of the driver, what kills at system
-/// calls, what sets the clock of one program, NVIDIA's control daemon, what makes and boots a machine
-/// with a systemd of its own, Slurm's node daemon.
+/// Programs that tests run, with their Debian packages: a client of the driver, a tracer that kills at system
+/// calls, a clock for single programs, NVIDIA's control daemon, tools that create and boot machines with
+/// systemd, Slurm's node daemon.
 const PROGRAMS: [(&str, &str); 7] = [
     ("nvtop", "nvtop"),
     ("strace", "strace"),
@@ -43,7 +43,7 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("slurmd", "slurmd"),
 ];
 
-/// Installs what is missing; returns what could not be had, each as `what: why`.
+/// Installs what is missing. Returns what could not be installed, each as `what: why`.
 pub(crate) fn all() -> Vec<String> {
     let mut missing = Vec::new();
     for (program, package) in PROGRAMS {
@@ -62,7 +62,7 @@ pub(crate) fn all() -> Vec<String> {
     missing
 }
 
-/// What is missing, when nothing shall be installed.
+/// Returns what is missing if nothing may be installed.
 pub(crate) fn absent() -> Vec<String> {
     let mut missing = Vec::new();
     for (program, _) in PROGRAMS.iter().filter(|(program, _)| !on_path(program)) {
@@ -79,7 +79,7 @@ pub(crate) fn absent() -> Vec<String> {
 
 fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian puts daemons where users do not look.
+    // Debian installs daemons outside the users' search path.
     std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]).any(|dir| dir.join(program).is_file())
 }
 
@@ -117,10 +117,10 @@ fn python() -> Result<()> {
     if !wanted.is_file() {
         bail!("tests/clients/requirements.txt is not there");
     }
-    // Without their dependencies, of which the tests need none.
+    // Without their dependencies, which the tests do not need.
     let alone = clients.join("requirements-alone.txt");
     let text = fs::read_to_string(&wanted)? + &fs::read_to_string(&alone)?;
-    // What was installed is noted in the environment: a second run costs nothing and works offline.
+    // The environment records what was installed: a second run costs nothing and works offline.
     let note = venv().join("installed-requirements.txt");
     if fs::read_to_string(&note).is_ok_and(|installed| installed == text) {
         return Ok(());
@@ -136,7 +136,7 @@ fn python() -> Result<()> {
     fs::write(&note, text).with_context(|| format!("cannot write {}", note.display()))
 }
 
-/// Installs what a file lists into the environment.
+/// Installs the packages of a requirements file into the environment.
 fn pip(options: &[&str], wanted: &Path) -> Result<()> {
     let pip = Command::new(venv().join("bin/python"))
         .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"])
@@ -188,7 +188,7 @@ fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// apt's package lists of our own: the machine's sources, `contrib` and `non-free` added.
+/// Separate package lists of apt: the machine's sources with `contrib` and `non-free` added.
 struct Lists {
     folder: PathBuf,
 }
@@ -216,7 +216,7 @@ impl Lists {
         self.apt_in(Path::new("."), arguments)
     }
 
-    /// The same in a directory, to which `download` writes.
+    /// Runs apt in a directory, to which `download` writes.
     fn apt_in(&self, directory: &Path, arguments: &[&str]) -> Result<()> {
         let output = Command::new("apt-get")
             .current_dir(directory)
@@ -271,7 +271,7 @@ mod tests {
     use super::add_components;
 
     #[test]
-    fn components_are_added_once_and_only_beside_main() {
+    fn components_are_added_once_next_to_main() {
         assert_eq!(add_components("Components: main\n"), "Components: main contrib non-free\n");
         assert_eq!(add_components("Components: main contrib non-free\n"), "Components: main contrib non-free\n");
         assert_eq!(

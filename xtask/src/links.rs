@@ -1,4 +1,4 @@
-//! Links between the documents of the repository: each must lead to a file that is there.
+//! Links between the documents of the repository: each must lead to an existing file.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-/// Follows every relative link of every Markdown file; returns what was seen.
+/// Follows every relative link of every Markdown file, and returns a summary.
 pub(crate) fn check() -> Result<String> {
     let (mut seen, mut dead) = (0, Vec::new());
     for file in workspace::files()? {
@@ -29,7 +29,7 @@ pub(crate) fn check() -> Result<String> {
     Ok(format!("{seen} links lead somewhere"))
 }
 
-/// Targets of `[text](target)` that name files, without their anchors.
+/// Returns the targets of `[text](target)` that name files, without their anchors.
 fn relative_links(text: &str) -> Vec<&str> {
     let mut links = Vec::new();
     let mut fenced = false;
@@ -53,7 +53,7 @@ mod tests {
     use super::relative_links;
 
     #[test]
-    fn files_are_followed_and_hosts_and_code_are_not() {
+    fn links_to_files_are_checked_only() {
         let text = "see [a](docs/a.md#part) and [b](https://example.org/b)\n```\n[c](c.md)\n```\n[d](../d)";
         assert_eq!(relative_links(text), ["docs/a.md", "../d"]);
     }

@@ -42,7 +42,7 @@ enum Task {
     Arrows(arrows::Arguments),
 }
 
-/// Prints the sentence of a task that is done.
+/// Prints the summary of a finished task.
 fn told(sentence: anyhow::Result<String>) -> anyhow::Result<bool> {
     println!("{}", sentence?);
     Ok(true)

@@ -1,10 +1,9 @@
-//! Finds what tests left out.
+//! Finds tests that were skipped.
 //!
-//! A test that needs what the machine lacks passes, but says so on a line of its own:
-//! `SKIPPED what: why`. A test marked `#[ignore]` is named by the test harness. The summary lists
-//! every such line, so that a green run hides nothing.
+//! A test that needs what the machine lacks passes, but prints a line `SKIPPED what: why`. The test harness
+//! names tests marked `#[ignore]`. The summary lists every such line, so that a successful run hides nothing.
 
-/// `what: why` of a line that says that something was skipped.
+/// Returns `what: why` from a line that reports a skipped test.
 pub(crate) fn from_line(line: &str) -> Option<String> {
     let line = line.trim();
     if let Some((name, why)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ignored")) {
@@ -21,7 +20,7 @@ mod tests {
     use super::from_line;
 
     #[test]
-    fn only_lines_that_begin_with_the_word_count() {
+    fn only_lines_that_begin_with_skipped_count() {
         assert_eq!(from_line("SKIPPED nvtop: not installed").as_deref(), Some("nvtop: not installed"));
         assert_eq!(from_line("  SKIPPED: tests/gpu: no GPU here").as_deref(), Some("tests/gpu: no GPU here"));
         assert_eq!(from_line("test worker ... ignored, it is no test").as_deref(), Some("worker: it is no test"));

@@ -1,8 +1,10 @@
 //! `cargo xtask soak`: the random tests of a usual run, with ten times the steps or more.
 //!
-//! 1. MPS daemons, their servers, clients and gpushd are killed at random; and a fifth as often their systemd units.
+//! 1. MPS daemons, their servers, clients and gpushd are killed at random; a fifth as often, also their systemd
+//!    units.
 //! 2. Random steps of MPS and of operations, with invariants that are checked from outside of gpushd after each step.
-//! 3. Mixed requests, after which gpushd must not take more memory than before.
+//! 3. Random steps of leases, checked against a reference model.
+//! 4. Mixed requests, after which gpushd must not take more memory than before.
 //!
 //! A failure names the seed and the step; `--seed` repeats it.
 
@@ -22,6 +24,9 @@ pub(crate) struct Arguments {
     /// Number of random steps of MPS and of operations
     #[arg(long, default_value = "1000", value_name = "NUMBER")]
     steps: u64,
+    /// Number of random steps of leases
+    #[arg(long, default_value = "10000", value_name = "NUMBER")]
+    leases: u64,
     /// Number of mixed requests between two measurements of resident memory
     #[arg(long, default_value = "10000", value_name = "NUMBER")]
     requests: u64,
@@ -30,7 +35,7 @@ pub(crate) struct Arguments {
     seed: Option<u64>,
 }
 
-/// Runs it; true when all went well.
+/// Runs it. Returns true if everything succeeded.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let mut build = workspace::cargo();
     build.args(["build", "--workspace", "--locked"]);
@@ -56,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         "--show-output",
         "mps::kills::",
     ]);
-    // Each takes systemd seconds.
+    // systemd needs seconds for each.
     units.env("GPUSH_TEST_UNIT_KILLS", (arguments.kills / 5).to_string());
     if let Some(seed) = arguments.seed {
         units.env("GPUSH_TEST_SEED", seed.to_string());
@@ -69,9 +74,28 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         steps.env("GPUSH_TEST_SEED", seed.to_string());
     }
     let steps = step::run("random steps of MPS and of operations", steps, true).outcome;
+    let mut leases = workspace::cargo();
+    let test = "leases::leases_follow_the_model_in_random_steps";
+    leases.args([
+        "test",
+        "--locked",
+        "--package",
+        "gpush-tests",
+        "--test",
+        "load",
+        "--",
+        "--show-output",
+        "--exact",
+        test,
+    ]);
+    leases.env("GPUSH_TEST_LEASE_STEPS", arguments.leases.to_string());
+    if let Some(seed) = arguments.seed {
+        leases.env("GPUSH_TEST_SEED", seed.to_string());
+    }
+    let leases = step::run("random steps of leases", leases, true).outcome;
     let mut memory = workspace::cargo();
     memory.args(["test", "--locked", "--package", "gpush-tests", "--test", "load", "--", "--show-output", "memory::"]);
     memory.env("GPUSH_TEST_REQUESTS", arguments.requests.to_string());
     let memory = step::run("memory of gpushd under mixed requests", memory, true).outcome;
-    Ok([daemons, units, steps, memory].iter().all(|outcome| *outcome == Outcome::Passed))
+    Ok([daemons, units, steps, leases, memory].iter().all(|outcome| *outcome == Outcome::Passed))
 }

@@ -1,7 +1,7 @@
-//! One step of a longer run: a command whose output goes to a log and, in part, to the terminal.
+//! One step of a longer run: a command whose output goes to a log and partly to the terminal.
 //!
-//! A test run prints thousands of lines. People see which step runs and the lines that tell how
-//! it goes; the whole output of a step that failed is printed, so that a CI log needs no second run.
+//! A test run prints thousands of lines. The terminal shows the running step and the lines about its progress.
+//! If a step fails, its whole output is printed, so that a CI log suffices.
 
 use std::{
     collections::BTreeSet,
@@ -16,14 +16,14 @@ use anyhow::{Context, Result};
 
 use crate::{skips, workspace};
 
-/// How a step ended.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// As it should.
+    /// Success.
     Passed,
-    /// Not as it should: why, in a sentence.
+    /// Failure, with the reason in a sentence.
     Failed(String),
-    /// Not run: why.
+    /// Not run, with the reason.
     Skipped(String),
 }
 
@@ -32,13 +32,13 @@ pub(crate) enum Outcome {
 pub(crate) struct Step {
     /// Name in the summary.
     pub(crate) name: String,
-    /// How it ended.
+    /// Its result.
     pub(crate) outcome: Outcome,
-    /// How long it took.
+    /// Its duration.
     pub(crate) took: Duration,
-    /// Tests that it ran, when it runs tests.
+    /// Number of its tests, if it runs tests.
     pub(crate) tests: TestCount,
-    /// What tests in it left out, with their reasons.
+    /// Skipped parts of its tests, with their reasons.
     pub(crate) skipped: Vec<String>,
 }
 
@@ -49,19 +49,19 @@ impl Step {
     }
 }
 
-/// Tests counted from the harness's own result lines.
+/// Tests counted from the result lines of the test harness.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TestCount {
     /// Passed.
     pub(crate) passed: u32,
     /// Failed.
     pub(crate) failed: u32,
-    /// Left out by `#[ignore]`, or passed saying that they left something out.
+    /// Marked `#[ignore]`, or passed but reported a skipped part.
     pub(crate) skipped: u32,
 }
 
 impl TestCount {
-    /// Adds what `test result: ok. 12 passed; 0 failed; 1 ignored; …` says.
+    /// Adds the numbers of a line such as `test result: ok. 12 passed; 0 failed; 1 ignored; …`.
     fn add(&mut self, line: &str) {
         let Some((_, rest)) = line.split_once("test result: ") else { return };
         for part in rest.split(['.', ';']) {
@@ -78,7 +78,7 @@ impl TestCount {
     }
 }
 
-/// Runs a check that lives in this program.
+/// Runs a check that is part of this program.
 pub(crate) fn check(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Step {
     println!("── {name}");
     let started = Instant::now();
@@ -89,7 +89,7 @@ pub(crate) fn check(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Step {
     Step::new(name, outcome, started)
 }
 
-/// Runs a command to its end. `verbose` shows all of its output as it comes.
+/// Runs a command to its end. `verbose` prints all of its output immediately.
 pub(crate) fn run(name: &str, command: Command, verbose: bool) -> Step {
     println!("── {name}");
     let started = Instant::now();
@@ -102,19 +102,19 @@ pub(crate) fn run(name: &str, command: Command, verbose: bool) -> Step {
     Step { tests, skipped, ..Step::new(name, outcome, started) }
 }
 
-/// A step that was not run.
+/// Returns a step that was not run.
 pub(crate) fn skipped(name: &str, why: &str) -> Step {
     println!("── {name}: skipped, {why}");
     Step::new(name, Outcome::Skipped(why.to_owned()), Instant::now())
 }
 
-/// What the lines of a step told.
+/// Information from the output lines of a step.
 #[derive(Debug, Default)]
 struct Heard {
     tests: TestCount,
-    /// Test whose output is being printed, when it passed.
+    /// The successful test whose output is being printed.
     passed_test: Option<String>,
-    /// Tests that passed and said that they left something out.
+    /// Tests that passed and reported a skipped part.
     silent: BTreeSet<String>,
     skipped: BTreeSet<String>,
     failures: bool,
@@ -160,7 +160,7 @@ fn follow(name: &str, mut command: Command, verbose: bool, heard: &mut Heard) ->
     // Both streams in one pipe keep their order.
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("cannot start {program}"))?;
-    // The command holds our copies of the writing end: with them the end would never come.
+    // The command holds copies of the writing end, which would keep the pipe open.
     drop(command);
 
     for line in BufReader::new(reader).split(b'\n') {
@@ -181,7 +181,7 @@ fn follow(name: &str, mut command: Command, verbose: bool, heard: &mut Heard) ->
     Ok(Outcome::Failed(format!("{status}; whole output in {}", path.display())))
 }
 
-/// Lines worth showing while a step runs.
+/// Returns whether a line is worth printing while a step runs.
 fn tells(line: &str) -> bool {
     let line = line.trim_start();
     ["Running ", "Doc-tests ", "test result: ", "Compiling gpush", "error", "warning: "]
@@ -191,7 +191,7 @@ fn tells(line: &str) -> bool {
         || skips::from_line(line).is_some()
 }
 
-/// Prints what a failed step said, without the output of tests that passed.
+/// Prints the output of a failed step, without that of successful tests.
 fn print_failure(path: &std::path::Path) -> Result<()> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     println!("┄┄ what it said");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_left_something_out_counts_as_skipped() {
+    fn test_that_reports_a_skip_counts_as_skipped() {
         let mut heard = Heard::default();
         for line in [
             "test clients::nvtop ... ok",
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_fails_is_a_failed_step() {
+    fn failed_command_is_a_failed_step() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo went wrong; exit 3"]);
         let step = run("step test failing", command, false);

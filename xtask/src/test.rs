@@ -1,8 +1,8 @@
-//! `cargo xtask test`: everything that must hold, in one command that needs nothing by hand.
+//! `cargo xtask test`: all checks and tests, in one command without manual preparation.
 //!
-//! Steps go on after a failure, so that one run tells all. The last line is always
-//! `N passed, N failed, N skipped`: tests, and each step without tests as one. Above it stands what
-//! was left out and why.
+//! Steps continue after a failure, so that one run reports everything. The last line is always `N passed, N
+//! failed, N skipped`: tests, and each step without tests as one. The skipped tests and their reasons precede
+//! it.
 
 use std::{collections::BTreeSet, path::Path, process::Command, time::Instant};
 
@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     verbose: bool,
 }
 
-/// Runs the steps; true when none failed.
+/// Runs the steps. Returns true if none failed.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let started = Instant::now();
     let verbose = arguments.verbose;
@@ -50,8 +50,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     if arguments.quick {
         steps.push(tests("unit tests", &["--workspace", "--lib", "--bins"], verbose));
     } else {
-        // First, so that the end-to-end tests find the programs beside the simulated library. With the tests: these
-        // enable features of dependencies, and another set of features would build the workspace twice.
+        // Built first, so that the end-to-end tests find the programs next to the simulated library. Tests are
+        // included, because they enable features of dependencies, and other features would build the workspace
+        // twice.
         let build = cargo("build", &["build", "--workspace", "--lib", "--bins", "--tests", "--locked"], verbose);
         let built = build.outcome == Outcome::Passed;
         steps.push(build);
@@ -62,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
             steps.push(step::run("a real GPU", gpu, verbose));
             let programs = Build::Debug.folder();
             steps.push(step::check("man pages, completions", || said(generate::make_all(&programs))));
-            // What the README tells newcomers to type first.
+            // The first command that the README gives new users.
             steps.push(demo(&programs, verbose));
         } else {
             steps.push(step::skipped("tests", "the workspace does not build"));
@@ -74,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(!steps.iter().any(|step| matches!(step.outcome, Outcome::Failed(_))))
 }
 
-/// A check's own sentence is shown; its error is the step's failure.
+/// Prints a check's summary; its error becomes the step's failure.
 fn said(result: Result<String>) -> Result<Outcome> {
     println!("{}", result?);
     Ok(Outcome::Passed)
@@ -89,7 +90,7 @@ fn cargo(name: &str, arguments: &[&str], verbose: bool) -> Step {
 fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
     let mut command = workspace::cargo();
     command.args(["test", "--locked", "--no-fail-fast"]).args(which).arg("--");
-    // Output of tests that pass tells what they left out.
+    // The output of successful tests reports what they skipped.
     command.arg("--show-output").env("GPUSH_TEST_VENV", install::venv());
     command.env("GPUSH_TEST_SLURM_PLUGINS", install::slurm_plugins());
     step::run(name, command, verbose)
@@ -102,8 +103,8 @@ fn demo(programs: &Path, verbose: bool) -> Step {
     step::run("demo", command, verbose)
 }
 
-/// Makes packages of the debug build where the tests of `tests/tests/systemd/packages.rs` find them, in two versions
-/// for tests of upgrades.
+/// Makes packages of the debug build where the tests of `tests/tests/systemd/packages.rs` find them, in two
+/// versions for tests of upgrades.
 fn packages(verbose: bool) -> Step {
     let name = "packages for tests";
     if let Some(program) = ["dpkg-deb", "objcopy"].into_iter().find(|program| !workspace::is_installed(program)) {
@@ -173,7 +174,7 @@ fn summary(steps: &[Step], missing: &[String], started: Instant) {
     println!("\n{} passed, {} failed, {} skipped", all.passed, all.failed, all.skipped);
 }
 
-/// A step counts as its tests, or as one when it runs none; a failed one as one at least.
+/// Counts the tests of a step; a step without tests counts as one, and a failed step at least as one failure.
 fn count(step: &Step) -> TestCount {
     let tests = step.tests;
     match step.outcome {
@@ -194,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_step_is_never_counted_as_nothing() {
+    fn failed_step_always_counts() {
         let step =
             |outcome, tests| Step { name: "x".into(), outcome, took: Duration::ZERO, tests, skipped: Vec::new() };
         let none = TestCount::default();

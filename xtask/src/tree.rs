@@ -1,5 +1,5 @@
-//! What no file of the checkout may hold: `unsafe` outside its five folders, paths of the machine
-//! it was written on, hosts of package registries, and too many lines.
+//! Content that no file of the checkout may have: `unsafe` outside its five folders, paths of the developer's
+//! machine, hosts of package registries, and too many lines.
 
 use std::{
     collections::BTreeSet,
@@ -11,13 +11,14 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use crate::workspace;
 
-/// Folders that talk to C, share memory between processes, or are handed sockets. Elsewhere `unsafe` has no place.
+/// Folders that call C, share memory between processes, or receive sockets. Other folders must not contain
+/// `unsafe`.
 const UNSAFE_ALLOWED: &[&str] = &["crates/nvml", "sim/silicon", "sim/nvml-sim", "sim/mps-sim", "tests"];
 
-/// Length from which a source file is listed as one to split.
+/// Length from which a source file is listed for splitting.
 const LONG: usize = 400;
 
-/// Checks every file; returns a sentence on what was seen, and the long files.
+/// Checks every file. Returns a summary and the long files.
 pub(crate) fn check() -> Result<String> {
     let mut wrong = Vec::new();
     let mut long = Vec::new();
@@ -28,7 +29,7 @@ pub(crate) fn check() -> Result<String> {
         let path = workspace::root().join(file);
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let Ok(text) = String::from_utf8(bytes) else {
-            // Fixtures of bad input may be anything; source may not.
+            // Fixtures of invalid input may contain anything; source files may not.
             if !file.starts_with("tests") {
                 wrong.push(format!("{}: not UTF-8", file.display()));
             }
@@ -66,18 +67,18 @@ fn report(mut long: Vec<(usize, PathBuf)>) -> String {
     text
 }
 
-/// What must not be written anywhere, with the reason.
+/// Returns forbidden texts, with the reasons.
 fn forbidden() -> Vec<(String, &'static str)> {
     let mut list: Vec<(String, &str)> = Vec::new();
     let root = workspace::root();
-    // A checkout in a one-letter folder would match half of the world.
+    // The path of a checkout in a one-letter folder would match too much.
     if root.components().count() > 2 {
         list.push((format!("{}/", root.display()), "the path of a checkout"));
     }
     for home in [format!("/{}/", "root"), format!("/{}/", "Users"), format!("/{}/", "work")] {
         list.push((home, "an absolute path of somebody's machine"));
     }
-    // Taken apart, so that this file does not name them itself.
+    // Split, so that this file does not contain them itself.
     for (host, domain) in
         [("deb.debian", "org"), ("files.pythonhosted", "org"), ("registry.npmjs", "org"), ("static.crates", "io")]
     {
@@ -90,7 +91,7 @@ fn mentions(file: &Path, text: &str, forbidden: &[(String, &str)]) -> Vec<String
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
         for (what, why) in forbidden {
-            // In the middle of a longer path it is another folder.
+            // Within a longer path it is another folder.
             let at_start = |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "._-*}".contains(c));
             if line.match_indices(what.as_str()).any(|(at, _)| !what.starts_with('/') || at_start(at)) {
                 found.push(format!("{}:{}: mentions {what}, {why}", file.display(), number + 1));
@@ -146,12 +147,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_checkout_holds_nothing_forbidden() {
+    fn checkout_contains_nothing_forbidden() {
         println!("{}", check().unwrap());
     }
 
     #[test]
-    fn unsafe_is_seen_in_code_and_not_in_words() {
+    fn unsafe_is_found_in_code_and_not_in_text() {
         let file = Path::new("agent/src/x.rs");
         let block = format!("let x = {} {{ 1 }};", "unsafe");
         assert_eq!(unsafe_lines(file, &block).len(), 1);
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_a_machine_are_seen_and_longer_paths_are_not() {
+    fn machine_paths_are_found_and_longer_paths_are_not() {
         let forbidden = forbidden();
         let seen = |line: &str| mentions(Path::new("x"), line, &forbidden).len();
         assert_eq!(seen(&format!("see /{}/notes", "work")), 1);

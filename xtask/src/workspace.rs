@@ -1,4 +1,4 @@
-//! Where this checkout is, and how its own cargo is called.
+//! The location of this checkout, and calls of its cargo.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,13 +7,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// Root of the checkout that this binary was built from.
+/// Returns the root of the checkout from which this program was built.
 pub(crate) fn root() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.parent().unwrap_or(own).to_path_buf()
 }
 
-/// Where cargo puts what it builds.
+/// Returns cargo's target directory.
 pub(crate) fn target() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => root().join(dir),
@@ -21,18 +21,19 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
-/// Where xtask keeps its logs and what it installed; below `target`, so that nothing else is touched.
+/// Returns the directory for xtask's logs and installed tools; it is below `target`, so that nothing else
+/// changes.
 pub(crate) fn scratch() -> Result<PathBuf> {
     let dir = target().join("xtask");
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     Ok(dir)
 }
 
-/// The cargo that runs us, in the root of the checkout.
+/// Returns the cargo that runs xtask, in the root of the checkout.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // `cargo run` tells its child about the crate it ran; a nested cargo shall not see it.
+    // `cargo run` sets variables about its own crate, which a nested cargo must not see.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
@@ -42,17 +43,17 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// How the programs are built.
+/// The profile of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Build {
-    /// As developed.
+    /// For development.
     Debug,
-    /// As shipped; for figures.
+    /// As shipped; for benchmarks.
     Release,
 }
 
 impl Build {
-    /// Folder that holds the built programs and the simulated driver library.
+    /// Returns the folder with the built programs and the simulated driver library.
     pub(crate) fn folder(self) -> PathBuf {
         target().join(match self {
             Self::Debug => "debug",
@@ -61,7 +62,7 @@ impl Build {
     }
 }
 
-/// Packages of what a simulated host and an agent on it need.
+/// Packages that a simulated host with an agent needs.
 pub(crate) const PROGRAMS: [&str; 4] = ["gpushd", "gpushctl", "gpush-sim", "nvml-sim"];
 
 /// Builds [`PROGRAMS`] and returns the folder that holds them.
@@ -80,8 +81,8 @@ pub(crate) fn build_programs(build: Build) -> Result<PathBuf> {
     Ok(build.folder())
 }
 
-/// Files of the checkout that git knows, or would, relative to its root. Without git (an unpacked
-/// archive): every file outside `target` and hidden folders.
+/// Returns the files of the checkout that git tracks or would track, relative to its root. Without git (an
+/// unpacked archive): every file outside `target` and hidden folders.
 pub(crate) fn files() -> Result<Vec<PathBuf>> {
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -114,7 +115,7 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Whether a program is on the search path.
+/// Returns whether a program is on the search path.
 pub(crate) fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())

@@ -175,11 +175,11 @@ async fn once(
     if up_to == UpTo::Instances {
         return Ok(short);
     }
-    if short.is_none() && (now.enabled, now.pending) != (before.enabled, before.pending) {
+    if short.is_none() && (now.enabled, now.pending_mode()) != (before.enabled, before.pending_mode()) {
         restore_mode(mig, purpose, part, before.enabled).await?;
-        if before.pending != before.enabled {
+        if before.reset_pending {
             // A mode had been set before the operation, and the GPU was not reset since.
-            mig::mode::set_pending(&mig.driver, &gpu, before.pending).await?;
+            mig::mode::set_pending(&mig.driver, &gpu, before.pending_mode()).await?;
         }
     }
     let reading = mig.driver.read(&gpu).await?;

@@ -213,7 +213,7 @@ pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
             ApiError::several(message, errors)
         }
     };
-    Some(if plans.len() > 1 { whole.outcome("no GPU was touched, since not every plan stands") } else { whole })
+    Some(if plans.len() > 1 { whole.outcome("no GPU was changed, because not every plan is possible") } else { whole })
 }
 
 /// Returns the part of a reading that a rollback needs.
@@ -262,7 +262,7 @@ fn also(order: &Order, by: Actor, parts: &[Part]) -> Also {
     let (action, reason, key) = (order.kind.clone(), order.reason.clone(), order.key.clone());
     let (once, expected) = (order.once, order.expected);
     let gpus: Vec<_> =
-        parts.iter().map(|part| serde_json::json!({ "gpu": part.plan.uuid, "layout": part.plan.layout, "wanted": part.plan.wanted() })).collect();
+        parts.iter().map(|part| serde_json::json!({ "gpu_uuid": part.plan.uuid, "layout": part.plan.layout, "desired": part.plan.wanted() })).collect();
     Box::new(move |tx, record| {
         overrides::expect(tx, expected)?;
         if let Some(key) = &key {

@@ -100,7 +100,7 @@ impl Executor {
     pub(super) async fn roll_back(&self, ongoing: Arc<Ongoing>, parts: &[Part], ends: &[Forward], why: ApiError) {
         if let Err(error) = ongoing.turn_back(&why).await {
             // The rollback goes on. After a crash the next gpushd would go forward once more.
-            tracing::warn!(op = ongoing.id(), "that it is taken back can't be recorded: {error}");
+            tracing::warn!(op = ongoing.id(), "cannot record that it is rolled back: {error}");
         }
         let (state, error, changes) = rollback::all(&self.mig, &ongoing, parts, ends, why.clone()).await;
         log_end(&ongoing, state, Some(&why));

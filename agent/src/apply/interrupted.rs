@@ -21,8 +21,8 @@ pub(super) fn why_back(
     }
     match others.or(refused) {
         Some(refused) => ApiError { message: format!("after gpushd ended, {}", refused.message), ..refused },
-        None if rolling_back => interrupted("gpushd ended while the operation was taken back"),
-        None => interrupted("gpushd ended in the middle of the operation, which can't be carried on"),
+        None if rolling_back => interrupted("gpushd ended while it rolled the operation back"),
+        None => interrupted("gpushd ended during the operation, which cannot continue"),
     }
 }
 
@@ -34,9 +34,9 @@ pub(super) fn interrupted(message: &str) -> ApiError {
 /// Explains why an interrupted operation does not continue: its end could not be recorded, and operation `by` has
 /// begun on its GPUs since.
 pub(super) fn outlived(id: &str, by: OperationId) -> ApiError {
-    ApiError::new(Code::Internal, format!("how operation {id} ended is not on record"))
-        .cause(format!("{by} was begun on its GPUs since, so nothing of it is carried on"))
-        .hint(format!("`gpushctl operation show {by}` shows what came after it"))
+    ApiError::new(Code::Internal, format!("the end of operation {id} was not recorded"))
+        .cause(format!("{by} has begun on its GPUs since, so it does not continue"))
+        .hint(format!("`gpushctl operation show {by}` shows the later operation"))
 }
 
 /// Returns the commands that repeat the request.
@@ -61,13 +61,13 @@ pub(super) fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<Ap
     if others.is_empty() {
         return None;
     }
-    let message = format!("GPU {} ({}) was changed by somebody else", gpu.plan.gpu, gpu.plan.uuid);
+    let message = format!("GPU {} ({}) was changed by another program", gpu.plan.gpu, gpu.plan.uuid);
     let mut error = ApiError::new(Code::Conflict, message);
     for other in now.instances.iter().filter(|instance| others.contains(&instance.id)) {
         error = error.cause(format!(
-            "{}@{} (GPU instance {}) stood neither before the operation nor was it to be made",
+            "{}@{} (GPU instance {}) did not exist before the operation, and the operation did not create it",
             other.profile, other.placement.start, other.id
         ));
     }
-    Some(error.hint(format!("see what stands with `gpushctl gpu show {}`, then apply a layout", gpu.plan.gpu)))
+    Some(error.hint(format!("see the present layout with `gpushctl gpu show {}`, then apply a layout", gpu.plan.gpu)))
 }

@@ -274,9 +274,9 @@ async fn instance_steps(
         return Ok(Forward::Done);
     };
     let what = if part.is_empty() {
-        "it was as wanted, and somebody else has changed it meanwhile"
+        "it had the desired layout, but another program has changed it in the meantime"
     } else {
-        "the driver reported success, but the layout is another"
+        "the driver reported success, but the layout differs"
     };
     let message = format!("{}: {what}", gpu.label);
     Err(Trouble::Failed(ApiError::new(Code::DriverError, message).cause(difference)))

@@ -119,15 +119,15 @@ impl Planner {
         let is_used = |plan: &GpuPlan| matches!(plan.refusal, Some(Refusal::Blocked { .. } | Refusal::Held { .. }));
         let mut once_idle = Vec::new();
         if plans.iter().any(is_used) {
-            let gpus: Vec<Gpu> = gpus.iter().cloned().map(without_processes).collect();
+            let gpus: Vec<Gpu> = gpus.iter().cloned().map(as_if_idle).collect();
             once_idle = plan_host(config, &gpus, request)?.plans;
         }
         for plan in plans {
             let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-            // A refused plan does not show what it would take away. So the request is also planned as if no process
-            // used the GPU.
+            // A refused plan does not show what it would take away. So the request is also planned as if the GPU
+            // were idle.
             let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
-            needs.insert(plan.uuid.clone(), Need::Lane(mps::taken_away(&self.mps, gpu, plan)));
+            needs.insert(plan.uuid.clone(), Need::Lane(mps::taken_away(gpu, plan)));
         }
         Ok(needs)
     }
@@ -156,7 +156,10 @@ impl Planner {
     /// asked now.
     pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<String>) -> Result<Vec<Gpu>, ApiError> {
         let observed = self.mig.driver.readings.host().await?;
-        Ok(observed.gpus_for_plans(viewer, &mps::idle(&self.mps, asked).await))
+        let mut gpus = observed.gpus_for_plans(viewer, &mps::idle(&self.mps, asked).await);
+        // After the daemons were asked: a lease that was granted meanwhile counts.
+        self.mig.state.leases().mark_in_use(&mut gpus);
+        Ok(gpus)
     }
 
     /// Returns the same with these readings in place of older ones. It waits for no other GPU.
@@ -168,7 +171,9 @@ impl Planner {
             self.mig.driver.readings.host().await?;
         }
         let asked = readings.iter().map(|reading| reading.identity.uuid.clone()).collect();
-        Ok(self.mig.state.with(readings).gpus_for_plans(viewer, &mps::idle(&self.mps, &asked).await))
+        let mut gpus = self.mig.state.with(readings).gpus_for_plans(viewer, &mps::idle(&self.mps, &asked).await);
+        self.mig.state.leases().mark_in_use(&mut gpus);
+        Ok(gpus)
     }
 }
 
@@ -180,15 +185,15 @@ pub(crate) fn add_progress(queue: &OperationQueue, operations: &Operations, host
     let Some(reason) = changing.and_then(|at| gpu.reasons.get_mut(at)) else { return };
     let Some(progress) = operations.progress(&gpu.uuid) else { return };
     *reason += &if progress.rolling_back {
-        ": its steps are being taken back".to_owned()
+        ": its steps are being rolled back".to_owned()
     } else {
         format!(": {} of {} steps are done", progress.done, progress.total)
     };
 }
 
-/// A GPU as if no process used it.
-fn without_processes(mut gpu: Gpu) -> Gpu {
-    (gpu.processes, gpu.processes_known) = (Vec::new(), true);
+/// A GPU as if it were idle: no process uses it, and it is not leased.
+fn as_if_idle(mut gpu: Gpu) -> Gpu {
+    (gpu.processes, gpu.processes_known, gpu.leases) = (Vec::new(), true, Vec::new());
     for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
         instance.processes.clear();
         instance.compute.iter_mut().for_each(|compute| compute.processes.clear());

@@ -306,7 +306,7 @@ fn start(engine: &Engine, one: Waiting, ready: Ready) {
             Err(error) => error,
         };
         drop(place);
-        let error = error.outcome("nothing of it was done");
+        let error = error.outcome("nothing was changed");
         executor.finish(ongoing, &[], OperationState::RolledBack, Some(error)).await;
     });
 }
@@ -341,7 +341,7 @@ fn leave(engine: &Engine, one: &Waiting, mut error: ApiError) {
         error.causes.extend(last.causes);
         error.errors = last.errors;
     }
-    let error = error.outcome("nothing of it was done");
+    let error = error.outcome("nothing was changed");
     engine.executor.in_background(Arc::clone(&one.ongoing), move |executor, ongoing| async move {
         executor.finish(ongoing, &[], OperationState::RolledBack, Some(error)).await;
     });
@@ -349,6 +349,6 @@ fn leave(engine: &Engine, one: &Waiting, mut error: ApiError) {
 
 fn too_long(id: &str, patience: Duration) -> ApiError {
     ApiError::new(Code::TimedOut, format!("operation {id} could not begin within {} s", patience.as_secs()))
-        .hint("end what is in its way, or ask for it with a longer --wait")
+        .hint("end the processes in its way, or repeat the command with a longer --wait")
         .retryable()
 }

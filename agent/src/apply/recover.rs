@@ -133,10 +133,10 @@ impl Recovery {
         match serde_json::from_value::<More>(left.intent.more) {
             Ok(More { order, .. }) => enqueue(ongoing, order, left.record.created_at),
             Err(error) => {
-                let error = ApiError::new(Code::Internal, "what was asked for can't be read any more")
+                let error = ApiError::new(Code::Internal, "the recorded request cannot be read")
                     .cause(error.to_string())
-                    .hint("ask for it again")
-                    .outcome("nothing of it was done");
+                    .hint("repeat the request")
+                    .outcome("nothing was changed");
                 self.executor.in_background(Arc::clone(ongoing), move |executor, ongoing| async move {
                     executor.finish(ongoing, &[], OperationState::RolledBack, Some(error)).await;
                 });
@@ -237,16 +237,16 @@ impl Recovery {
             },
             Course::RolledBack => {
                 let error = failed.unwrap_or_else(|| {
-                    interrupted("gpushd ended before anything was changed, or after all was taken back")
-                        .hint("ask for it again")
+                    interrupted("gpushd ended before it changed anything, or after it rolled everything back")
+                        .hint("repeat the request")
                 });
-                let error = error.outcome("the previous layout stands, read back");
+                let error = error.outcome("the previous layout is unchanged, read back");
                 executor.finish(ongoing, &parts, OperationState::RolledBack, Some(error)).await;
             }
             Course::Rebooted => {
-                let error = interrupted("the host was restarted in the middle of the operation")
-                    .cause("MIG instances don't survive a restart: neither the new layout stands nor the previous one")
-                    .hint(format!("`gpushctl status` shows what stands; what was asked for: {}", again(&parts)));
+                let error = interrupted("the host was restarted during the operation")
+                    .cause("MIG instances do not survive a restart: the GPU has neither the new layout nor the previous one")
+                    .hint(format!("`gpushctl status` shows the present layout; to repeat the request: {}", again(&parts)));
                 executor.finish(ongoing, &parts, OperationState::Failed, Some(error)).await;
             }
             Course::Back => {

@@ -44,7 +44,7 @@ pub(super) async fn all(
             }
             // The operation did nothing on it, and what others did is not taken back.
             Forward::Troubled(Trouble::Failed(_)) if part.is_untouched() => {
-                left.push((part.clone(), "is left as it stands, since this operation has not changed it"));
+                left.push((part.clone(), "is left as it is: this operation has not changed it"));
             }
             Forward::Done | Forward::Stopped if part.is_untouched() => {}
             Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) => changed.push(part),
@@ -57,23 +57,23 @@ pub(super) async fn all(
             Trouble::Lost(_) => left.push((part, "is lost")),
             Trouble::Failed(why) => {
                 changes.push(part.degrade(&id, &why));
-                left.push((part, "could not be given its previous layout back"));
+                left.push((part, "could not be rolled back to its previous layout"));
             }
             Trouble::Unknown(why) => {
                 changes.push(part.degrade(&id, &why));
-                left.push((part, "may not have its previous layout back"));
+                left.push((part, "may not have its previous layout"));
             }
         }
     }
     if left.is_empty() {
-        return (OperationState::RolledBack, error.outcome("the previous layout stands again, read back"), changes);
+        return (OperationState::RolledBack, error.outcome("the previous layout was restored and read back"), changes);
     }
     for (part, what) in &left {
         error.causes.push(format!("{} {what}", part.label()));
     }
     if error.hint.is_none() {
         let gpu = left[0].0.plan.gpu;
-        error = error.hint(format!("see what stands with `gpushctl gpu show {gpu}`, then apply a layout again"));
+        error = error.hint(format!("see the present layout with `gpushctl gpu show {gpu}`, then apply a layout again"));
     }
     (OperationState::Failed, error, changes)
 }

@@ -114,7 +114,7 @@ impl Services {
         let pending = match self.pending(operation).await {
             Ok(pending) => pending,
             Err(error) => {
-                tracing::error!(op = %operation, "what is to be taken back can't be read: {error}");
+                tracing::error!(op = %operation, "cannot read what is to be rolled back: {error}");
                 return failures;
             }
         };
@@ -133,7 +133,7 @@ impl Services {
             }
             let recorded = self.store.write_ending(move |tx| tx.undone(operation, position)).await;
             if let Err(error) = recorded {
-                tracing::error!(op = %operation, "that something was taken back can't be recorded: {error}");
+                tracing::error!(op = %operation, "cannot record that something was rolled back: {error}");
             }
         }
         for failure in &failures {
@@ -341,7 +341,7 @@ pub(crate) fn health(outside: &Outside) -> Vec<ApiError> {
     let each = known.iter().flat_map(|(operation, services)| services.iter().map(move |one| (operation, one)));
     each.map(|(operation, service)| {
         ApiError::new(Code::Internal, format!("{service} was stopped for operation {operation}, and can't be started"))
-            .cause("gpushd goes on trying")
+            .cause("gpushd keeps trying")
             .hint(format!("see why: `systemctl status {service}`, `journalctl -u {service}`"))
     })
     .collect()

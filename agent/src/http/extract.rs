@@ -64,7 +64,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             match rejection {
                 JsonRejection::MissingJsonContentType(_) => Failure::bad_request(
                     status,
-                    format!("{path} wants JSON, and the request says it holds something else"),
+                    format!("{path} takes JSON, but the content type of the request is another one"),
                 )
                 .hint("send the header `content-type: application/json`"),
                 // The text has the offending field and its position.

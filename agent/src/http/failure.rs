@@ -36,7 +36,7 @@ impl Failure {
 
     /// Creates the error for a bug of gpushd.
     pub(crate) fn internal() -> Self {
-        ApiError::new(Code::Internal, "gpushd could not answer because of a fault of its own")
+        ApiError::new(Code::Internal, "gpushd could not answer because of an internal error")
             .hint("see its log: `journalctl -u gpushd`")
             .into()
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{extract::State, http::StatusCode, response::Response};
-use gpush_api::{ApiError, ApplyRequest, Code, MigDevice, Operation, PlanRequest, Plans};
+use gpush_api::{ApiError, ApplyRequest, Code, Lease, MigDevice, Operation, PlanRequest, Plans};
 use gpush_core::devices;
 use jiff::Timestamp;
 
@@ -28,13 +28,16 @@ const LONGEST_WAIT: u64 = 30 * 24 * 3600;
 pub(super) async fn list_devices(
     State(readings): State<Readings>,
     State(mps): State<mps::Mps>,
+    State(state): State<state::State>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
 ) -> Result<Response, Failure> {
     let of = caller.clone();
     let list = async move {
         let gpus = readings.host().await?.gpus(of.viewer);
-        Ok::<Vec<MigDevice>, Failure>(devices::list(&gpus, &mps::all(&mps, &of).await?))
+        let daemons = mps::all(&mps, &of).await?;
+        let leases: Vec<Lease> = state.leases().open.values().map(|lease| lease.shown(of.viewer)).collect();
+        Ok::<Vec<MigDevice>, Failure>(devices::list(&gpus, &daemons, &leases))
     };
     limiter.answer(&caller, StatusCode::OK, list).await
 }

@@ -15,6 +15,7 @@ pub(crate) mod head;
 mod health;
 mod host;
 mod if_match;
+mod leases;
 mod mig;
 mod mps;
 pub(crate) mod openapi;
@@ -38,6 +39,7 @@ use crate::{
     apply::{Engine, Planner},
     authorization::Authorization,
     health::Health,
+    leases::Leases,
     maintenance::MaintenanceControl,
     mps::Mps,
     operation::Operations,
@@ -71,6 +73,7 @@ pub(crate) struct Handles {
     pub(crate) engine: Engine,
     pub(crate) planner: Planner,
     pub(crate) mps: Mps,
+    pub(crate) leases: Leases,
     pub(crate) strays: Strays,
 }
 
@@ -103,6 +106,7 @@ extractable! {
     engine: Engine,
     planner: Planner,
     mps: Mps,
+    leases: Leases,
     strays: Strays,
 }
 
@@ -129,9 +133,13 @@ pub(crate) fn router(handles: Handles) -> Router {
         .route("/v1/mps/{target}/restart", post(mps::restart))
         .route("/v1/mps/{target}/drain", post(mps::drain))
         .route("/v1/mps/{target}/settings", post(mps::set))
-        .route("/v1/mps/{target}/shares", post(mps::take))
         .route("/v1/mps/{target}/logs", get(mps::logs))
-        .route("/v1/mps/shares/{id}", delete(mps::end))
+        .route("/v1/leases", get(leases::list).post(leases::request))
+        .route("/v1/leases/{id}", get(leases::one))
+        .route("/v1/leases/{id}/environment", get(leases::environment))
+        .route("/v1/leases/{id}/release", post(leases::release))
+        .route("/v1/leases/{id}/renew", post(leases::renew))
+        .route("/v1/leases/{id}/revoke", post(leases::revoke))
         .route("/v1/processes", get(processes::list))
         .route("/v1/operations", get(operations::list))
         .route("/v1/operations/{id}", get(operations::one))

@@ -1,9 +1,7 @@
-//! `/v1/mps`: targets that are shared through MPS, their daemons, and shares of them.
+//! `/v1/mps`: targets that are shared through MPS, and their daemons.
 
 use axum::{Json, extract::State, http::StatusCode, response::Response};
-use gpush_api::{
-    Code, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest, MpsShare, MpsShareRequest, MpsShareTaken,
-};
+use gpush_api::{Code, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest};
 use serde::Deserialize;
 
 use super::{
@@ -158,40 +156,6 @@ pub(super) async fn set(
             Ok(Json(MpsSet { daemon, reaches: vec!["it was set by this request before".to_owned()] }))
         }
     }
-}
-
-/// Takes a share of a target, for whoever asks.
-#[cfg_attr(test, utoipa::path(
-    post, path = "/v1/mps/{target}/shares", operation_id = "takeMpsShare", tag = "mps", request_body = MpsShareRequest,
-    params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request takes one share")),
-    responses((status = 200, description = "The share, and the environment of its clients", body = MpsShareTaken), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn take(
-    State(mps): State<Mps>,
-    State(requests): State<Requests>,
-    caller: Caller,
-    header: Header,
-    Part(target): Part,
-    Body(wanted): Body<MpsShareRequest>,
-) -> Result<Json<MpsShareTaken>, Failure> {
-    requests.can_record()?;
-    let key = header.of(caller.peer.uid, &format!("/v1/mps/{target}/shares"), &wanted);
-    let taking = async move { mps::take_share(&mps, &caller, &target, wanted, key).await };
-    Ok(Json(requests.carry_out(taking).await?))
-}
-
-/// Gives a share back. Its clients go on, without it.
-#[cfg_attr(test, utoipa::path(
-    delete, path = "/v1/mps/shares/{id}", operation_id = "endMpsShare", tag = "mps",
-    params(("id" = String, Path, description = "Such as s12")),
-    responses((status = 200, description = "The share, as it was", body = MpsShare), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn end(
-    State(mps): State<Mps>,
-    State(requests): State<Requests>,
-    caller: Caller,
-    Part(id): Part,
-) -> Result<Json<MpsShare>, Failure> {
-    let ending = async move { mps::end_share(&mps, &caller, &id).await };
-    Ok(Json(requests.carry_out_while_stopping(ending).await?))
 }
 
 /// Parameters of logs.

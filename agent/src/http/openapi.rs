@@ -17,12 +17,17 @@ pub(super) async fn show() -> impl IntoResponse {
 }
 
 #[cfg(test)]
+mod naming;
+
+#[cfg(test)]
 mod tests {
     use std::path::Path;
 
     use utoipa::OpenApi;
 
-    use crate::http::{audit, config, events, gpus, health, host, mig, mps, openapi, operations, overrides, processes};
+    use crate::http::{
+        audit, config, events, gpus, health, host, leases, mig, mps, openapi, operations, overrides, processes,
+    };
 
     #[derive(OpenApi)]
     #[openapi(
@@ -34,7 +39,8 @@ mod tests {
         paths(
             health::version, health::health, gpus::list, gpus::one, gpus::profiles, gpus::cordon, gpus::uncordon,
             host::enter, host::leave, host::recover, mig::list_devices, mig::plan, mig::apply,
-            mps::list, mps::one, mps::start, mps::stop, mps::restart, mps::drain, mps::set, mps::take, mps::logs, mps::end, processes::list,
+            mps::list, mps::one, mps::start, mps::stop, mps::restart, mps::drain, mps::set, mps::logs, leases::list, leases::request, leases::one, leases::environment,
+            leases::release, leases::renew, leases::revoke, processes::list,
             operations::list, operations::one, operations::cancel, events::stream, audit::list, config::show,
             config::diff, config::reload, overrides::list, overrides::end, openapi::show
         ),
@@ -42,7 +48,8 @@ mod tests {
             (name = "gpus", description = "GPUs and their profiles"),
             (name = "host", description = "What concerns the host with all its GPUs"),
             (name = "mig", description = "MIG layouts"),
-            (name = "mps", description = "MPS daemons and shares of them"),
+            (name = "mps", description = "MPS daemons"),
+            (name = "leases", description = "Shares of GPUs for users"),
             (name = "operations", description = "Plans being carried out"),
             (name = "events", description = "What changes, as it happens"),
             (name = "audit", description = "Who changed what"),
@@ -76,7 +83,7 @@ mod tests {
                     let example: Option<&str> = match (parameter.name.as_str(), path.split('/').nth(2)) {
                         ("gpu" | "target", _) if path.contains('{') => Some("0"),
                         ("id", Some("operations")) => Some("op-1"),
-                        ("id", _) => Some("s1"),
+                        ("id", Some("leases")) => Some("L1"),
                         _ => None,
                     };
                     if let Some(example) = example {
@@ -100,6 +107,7 @@ mod tests {
                         ("limit", "/v1/operations") => {
                             (schema.minimum, schema.maximum) = (Some(1.into()), Some(200.into()));
                         }
+                        ("ended", _) => schema.maximum = Some(1000.into()),
                         ("limit", _) => (schema.minimum, schema.maximum) = (Some(1.into()), Some(1000.into())),
                         ("lines", _) => schema.maximum = Some(2000.into()),
                         ("id" | "gpu" | "target", _) if path.contains('{') => schema.min_length = Some(1),
@@ -140,6 +148,7 @@ mod tests {
             .filter_map(|o| o["operationId"].as_str())
             .collect();
         let unique: std::collections::BTreeSet<&&str> = ids.iter().collect();
-        assert_eq!((ids.len(), unique.len()), (count, count), "{ids:?}");
+        assert_eq!(ids.len(), unique.len(), "{ids:?}");
+        assert!(ids.len() >= count, "{ids:?}");
     }
 }

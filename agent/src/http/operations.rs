@@ -67,7 +67,7 @@ pub(super) async fn list(
     if !(1..=PAGE.1).contains(&limit) {
         let message = format!("`limit` is {limit}, and an answer holds 1 to {} operations", PAGE.1);
         return Err(Failure::bad_request(StatusCode::BAD_REQUEST, message)
-            .hint("ask for the others page by page: `before` takes the id of the first operation of a page"));
+            .hint("request the others page by page: `before` takes the id of the first operation of a page"));
     }
     let viewer = caller.viewer;
     let list = async move {

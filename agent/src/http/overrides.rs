@@ -92,7 +92,7 @@ fn meant(
                 Ok((gpu.uuid.clone(), Some(gpu.index), format!("GPU {} ({})", gpu.index, gpu.uuid)))
             }
             several => {
-                let message = format!("{text:?} names {} GPUs, one is wanted", several.len());
+                let message = format!("{text:?} names {} GPUs; one is needed", several.len());
                 Err(ApiError::new(Code::BadRequest, message).hint("end the override of one GPU after the other"))
             }
         },

@@ -15,14 +15,13 @@
 //!        grant
 //! ```
 //!
-//! | who comes | free | reconciler | grant | claimed | changing |
+//! | newcomer | free | reconciler | grant | claimed | changing |
 //! |---|---|---|---|---|---|
 //! | reconciler | gets it | waits | gets it | waits | leaves: the operation does its work |
 //! | operation | gets it | gets it, begins once the reconciler has finished | the same | refused | refused |
-//! | grant | gets it | gets it | gets it | waits | waits |
+//! | grant | gets it | gets it | gets it | refused | refused |
 //!
-//! Operations that wait, and share requests, are in one queue in the order of their arrival: see [`queue`]. A grant is
-//! not given while the queue holds it back. An operation without `--wait` never queues: it begins at once or is
+//! Operations that wait, and requests for leases, are in one queue in the order of their arrival: see [`queue`]. An operation without `--wait` never queues: it begins at once or is
 //! refused.
 //!
 //! All state here is in memory. After a restart, the operations that the journal has as begun claim their GPUs again
@@ -33,7 +32,7 @@
 //! | `queue` | the order of arrival |
 //! | `claim` | operations: all their lanes at once |
 //! | `turn` | reconcilers: one lane |
-//! | `grant` | shares: a part of a target |
+//! | `grant` | leases that are being recorded |
 //! | `place` | a place in the queue |
 
 mod claim;
@@ -55,9 +54,9 @@ use crate::state::{self, Holder, words};
 use self::queue::Queue;
 pub(crate) use self::{
     claim::Claim,
-    grant::Withheld,
+    grant::Grant,
     place::Place,
-    queue::{Ahead, Need, Needs, Reserve, Waiter},
+    queue::{Ahead, Need, Needs, Reserve, Ticket, Waiter},
 };
 
 /// The lanes of all GPUs. A handle, cheap to clone.
@@ -77,7 +76,7 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// The operation that has a GPU, by UUID.
+    /// The operation that has claimed each GPU, by UUID.
     claimed: BTreeMap<String, Holder>,
     /// Reconcilers and grants at work, by UUID of the GPU.
     at_work: BTreeMap<String, AtWork>,
@@ -114,12 +113,17 @@ impl Lanes {
         self.0.room.send_modify(|times| *times += 1);
     }
 
+    /// Reports that a lease has ended: an operation that waited for it may begin.
+    pub(crate) fn lease_ended(&self) {
+        self.make_room();
+    }
+
     /// Reports that a reconciler or a grant has finished. Not to be called with [`Known`] locked.
     fn finish(&self) {
         self.0.finished.send_modify(|times| *times += 1);
     }
 
-    /// Gives no lane to an operation from now on, because of `why`. The queue stays as it is.
+    /// Gives no lane to an operation from now on, because of `why`. The queue is unchanged.
     ///
     /// # Errors
     /// UUID and operation, if an operation has a GPU.

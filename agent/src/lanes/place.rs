@@ -19,6 +19,11 @@ impl Lanes {
         Place { lanes: self.clone(), ticket }
     }
 
+    /// Returns all entries of the queue, in order.
+    pub(crate) fn entries(&self) -> Vec<(Ticket, Entry)> {
+        self.known().queue.entries().map(|(ticket, entry)| (ticket, entry.clone())).collect()
+    }
+
     /// Returns the first entry ahead that conflicts with a new entry with these needs.
     pub(crate) fn ahead_of_newcomer(&self, needs: &Needs) -> Option<Ahead> {
         self.known().queue.ahead_of_newcomer(needs)
@@ -26,6 +31,11 @@ impl Lanes {
 }
 
 impl Place {
+    /// Its position in the order of arrival.
+    pub(crate) fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
     /// Replaces the needs. The place stays the same.
     pub(crate) fn set_needs(&self, needs: Needs) {
         self.lanes.known().queue.set_needs(self.ticket, needs);

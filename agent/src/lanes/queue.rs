@@ -1,6 +1,6 @@
 //! The order of arrival of everything that waits for GPUs, without I/O.
 //!
-//! An entry needs something of one or several GPUs: an operation needs their lanes, a share needs a part of one target.
+//! An entry needs something of one or several GPUs: an operation needs their lanes, a lease needs parts of targets.
 //! Two entries conflict if they share a GPU and could not both have what they need there:
 //!
 //! | | lane | part of target T |
@@ -19,7 +19,7 @@ use std::{
 
 /// A position in the order of arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Ticket(u64);
+pub(crate) struct Ticket(pub(crate) u64);
 
 /// What an operation's last plan takes away on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,19 +35,29 @@ pub(crate) enum Reserve {
 pub(crate) enum Need {
     /// The lane.
     Lane(Reserve),
-    /// A part of the target with this UUID.
-    Part(String),
+    /// Parts of these targets, by UUID.
+    Parts(BTreeSet<String>),
 }
 
 impl Need {
+    /// Whether it takes this target away, or needs a part of it.
+    pub(crate) fn concerns(&self, target: &str) -> bool {
+        match self {
+            Self::Lane(Reserve::Gpu) => true,
+            Self::Lane(Reserve::Targets(targets)) | Self::Parts(targets) => targets.contains(target),
+        }
+    }
+
     fn conflicts(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Lane(_), Self::Lane(_)) => true,
-            (Self::Lane(reserve), Self::Part(target)) | (Self::Part(target), Self::Lane(reserve)) => match reserve {
-                Reserve::Gpu => true,
-                Reserve::Targets(targets) => targets.contains(target),
-            },
-            (Self::Part(one), Self::Part(other)) => one == other,
+            (Self::Lane(reserve), Self::Parts(targets)) | (Self::Parts(targets), Self::Lane(reserve)) => {
+                match reserve {
+                    Reserve::Gpu => true,
+                    Reserve::Targets(taken) => !taken.is_disjoint(targets),
+                }
+            }
+            (Self::Parts(one), Self::Parts(other)) => !one.is_disjoint(other),
         }
     }
 }
@@ -60,15 +70,24 @@ pub(crate) type Needs = BTreeMap<String, Need>;
 pub(crate) enum Waiter {
     /// The operation with this id: it may wait for hours.
     Operation(String),
-    /// A request for a share: it waits for seconds.
-    Share,
+    /// The lease with this id.
+    Lease(String),
+}
+
+impl Waiter {
+    /// Its id: `op-7`, `L17`.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Operation(id) | Self::Lease(id) => id,
+        }
+    }
 }
 
 impl fmt::Display for Waiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Operation(id) => write!(f, "operation {id}"),
-            Self::Share => f.write_str("a request for a share"),
+            Self::Lease(id) => write!(f, "lease {id}"),
         }
     }
 }
@@ -113,6 +132,11 @@ impl Queue {
         self.next += 1;
         self.entries.insert(ticket, entry);
         ticket
+    }
+
+    /// All entries, in order.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (Ticket, &Entry)> {
+        self.entries.iter().map(|(ticket, entry)| (*ticket, entry))
     }
 
     /// Replaces the needs of an entry. It keeps its position.
@@ -177,7 +201,7 @@ mod tests {
     }
 
     fn part(index: u8, target: &str) -> Needs {
-        Needs::from([(gpu(index), Need::Part(target.to_owned()))])
+        Needs::from([(gpu(index), Need::Parts(BTreeSet::from([target.to_owned()])))])
     }
 
     fn entry(id: &str, needs: Needs) -> Entry {
@@ -205,10 +229,10 @@ mod tests {
     #[test]
     fn share_that_came_first_goes_before_the_operation() {
         let mut queue = Queue::default();
-        let share = queue.push(Entry { waiter: Waiter::Share, needs: part(0, "GPU-0") });
+        let share = queue.push(Entry { waiter: Waiter::Lease("L1".to_owned()), needs: part(0, "GPU-0") });
         let operation = queue.push(entry("op-1", lane(&[0], &["GPU-0"])));
         assert_eq!(queue.ahead_of(share), None);
-        assert_eq!(queue.ahead_of(operation), Some(Ahead { gpu: gpu(0), waiter: Waiter::Share }));
+        assert_eq!(queue.ahead_of(operation), Some(Ahead { gpu: gpu(0), waiter: Waiter::Lease("L1".to_owned()) }));
         assert!(queue.remove(share), "the operation was behind it");
         assert_eq!(queue.ahead_of(operation), None);
     }
@@ -231,7 +255,7 @@ mod tests {
         prop_oneof![
             proptest::collection::btree_set(target(), 0..3).prop_map(|set| Need::Lane(Reserve::Targets(set))),
             Just(Need::Lane(Reserve::Gpu)),
-            target().prop_map(Need::Part),
+            target().prop_map(|target| Need::Parts(BTreeSet::from([target]))),
         ]
     }
 
@@ -253,7 +277,7 @@ mod tests {
                 let would_wait_for = queue.ahead_of_newcomer(needs);
                 tickets.push(queue.push(entry(&at.to_string(), needs.clone())));
                 let now: Vec<_> = tickets.iter().map(|ticket| queue.ahead_of(*ticket)).collect();
-                // Nobody is overtaken: what comes later changes nothing for those before.
+                // No entry is overtaken: later entries change nothing for earlier ones.
                 prop_assert_eq!(&now[..at], &before[..]);
                 // A newcomer is judged as it is in the queue a moment later.
                 prop_assert_eq!(&now[at], &would_wait_for);

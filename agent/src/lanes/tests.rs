@@ -17,6 +17,10 @@ fn gpu(index: u32) -> (u32, String) {
     (index, format!("GPU-{index}"))
 }
 
+fn gpus(uuids: &[&str]) -> BTreeSet<String> {
+    uuids.iter().map(ToString::to_string).collect()
+}
+
 /// The needs of an operation that takes away a target of GPU 0.
 fn takes_away(target: &str) -> Needs {
     Needs::from([("GPU-0".to_owned(), Need::Lane(Reserve::Targets(BTreeSet::from([target.to_owned()]))))])
@@ -78,7 +82,7 @@ async fn reconcilers_take_turns_on_one_gpu_and_not_across_gpus() {
 async fn operation_begins_when_reconcilers_and_grants_of_its_gpus_have_finished() {
     let lanes = lanes();
     let turn = lanes.turn("GPU-0").await.unwrap();
-    let grant = lanes.grant("GPU-1", "GPU-1", SOON).await.unwrap();
+    let grant = lanes.begin_grant(&gpus(&["GPU-1"])).unwrap();
     let _elsewhere = lanes.turn("GPU-2").await.unwrap();
     let claim = lanes.claim(&[gpu(0), gpu(1)]).unwrap();
     let mut alone = Box::pin(claim.wait_until_alone());
@@ -97,49 +101,39 @@ async fn operation_begins_when_reconcilers_and_grants_of_its_gpus_have_finished(
     assert!(lanes.turn("GPU-1").await.is_some());
 }
 
-#[tokio::test(start_paused = true)]
-async fn nothing_is_granted_on_a_claimed_gpu() {
+#[test]
+fn claimed_gpu_grants_nothing() {
     let lanes = lanes();
     let claim = lanes.claim(&[gpu(0)]).unwrap();
-    let mut waits = Box::pin(lanes.grant("GPU-0", "GPU-0", SOON));
-    assert!(is_pending(&mut waits).await);
+    assert_eq!(lanes.claimed(), gpus(&["GPU-0"]));
     claim.begin("op-1");
-    let withheld = lanes.grant("GPU-0", "GPU-0", Duration::from_secs(1)).await.unwrap_err();
-    assert_eq!(withheld, Withheld::Claimed(Holder::Operation("op-1".to_owned())));
+    let (uuid, holder) = lanes.begin_grant(&gpus(&["GPU-0", "GPU-1"])).unwrap_err();
+    assert_eq!((uuid.as_str(), holder), ("GPU-0", Holder::Operation("op-1".to_owned())));
+    // The refused grant took part in no GPU.
+    assert!(lanes.known().is_idle("GPU-1"));
     drop(claim);
-    timeout(SOON, waits).await.unwrap().unwrap();
+    let grants = lanes.begin_grant(&gpus(&["GPU-0", "GPU-1"])).unwrap();
+    assert!(!lanes.known().is_idle("GPU-1"));
+    drop(grants);
+    assert!(lanes.known().is_idle("GPU-0") && lanes.known().is_idle("GPU-1"));
 }
 
-#[tokio::test(start_paused = true)]
-async fn waiting_operation_is_not_overtaken_by_later_shares() {
+#[test]
+fn waiting_operation_and_waiting_lease_keep_their_order() {
     let lanes = lanes();
-    let place = lanes.queue(Waiter::Operation("op-1".to_owned()), takes_away("GPU-0"));
-    assert_eq!(place.ahead(), None);
-    let withheld = lanes.grant("GPU-0", "GPU-0", SOON).await.unwrap_err();
-    assert!(
-        matches!(&withheld, Withheld::Reserved(ahead) if ahead.waiter == Waiter::Operation("op-1".to_owned())),
-        "{withheld:?}"
-    );
-    // What it leaves alone may be granted.
-    drop(lanes.grant("GPU-0", "MIG-1", SOON).await.unwrap());
-    place.set_needs(takes_away("MIG-1"));
-    drop(lanes.grant("GPU-0", "GPU-0", SOON).await.unwrap());
-    drop(place);
-    drop(lanes.grant("GPU-0", "MIG-1", SOON).await.unwrap());
-}
-
-#[tokio::test(start_paused = true)]
-async fn request_that_came_before_the_operation_goes_first() {
-    let lanes = lanes();
-    let claim = lanes.claim(&[gpu(0)]).unwrap();
-    let mut request = Box::pin(lanes.grant("GPU-0", "GPU-0", SOON));
-    assert!(is_pending(&mut request).await);
-    let place = lanes.queue(Waiter::Operation("op-2".to_owned()), takes_away("GPU-0"));
-    assert_eq!(place.ahead().map(|ahead| ahead.waiter), Some(Waiter::Share));
+    let operation = lanes.queue(Waiter::Operation("op-1".to_owned()), takes_away("MIG-1"));
+    let parts = |target: &str| Needs::from([("GPU-0".to_owned(), Need::Parts(gpus(&[target])))]);
+    let ahead = lanes.ahead_of_newcomer(&parts("MIG-1")).unwrap();
+    assert_eq!(ahead.waiter, Waiter::Operation("op-1".to_owned()));
+    assert_eq!(lanes.ahead_of_newcomer(&parts("MIG-2")), None, "the operation leaves it alone");
+    let lease = lanes.queue(Waiter::Lease("L7".to_owned()), parts("MIG-2"));
+    assert_eq!(lease.ahead(), None);
+    let later = lanes.queue(Waiter::Operation("op-2".to_owned()), takes_away("MIG-2"));
+    drop(operation);
+    assert_eq!(later.ahead().map(|ahead| ahead.waiter.name().to_owned()), Some("L7".to_owned()));
     let mut room = lanes.room();
-    drop(claim);
     room.mark_unchanged();
-    drop(timeout(SOON, request).await.unwrap().unwrap());
-    assert_eq!(place.ahead(), None);
-    assert!(room.has_changed().unwrap(), "the operation is told");
+    drop(lease);
+    assert_eq!(later.ahead(), None);
+    assert!(room.has_changed().unwrap(), "the operation is notified");
 }

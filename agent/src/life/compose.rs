@@ -18,12 +18,13 @@ use crate::{
     http::{self, requests::Requests, response_limiter::ResponseLimiter},
     idempotency::Idempotency,
     lanes::Lanes,
+    leases::{self, Leases},
     maintenance::MaintenanceControl,
     modes::{driver::Driver, mig::MigMode},
     mps::{self, Mps},
     operation::Operations,
     outside::Outside,
-    processes::{self, SeenShares, Strays},
+    processes::{self, SeenLeases, Strays},
     recover::LossAcceptance,
     reload::{self, Differences, Inbox, Reload},
     settings::Settings,
@@ -96,7 +97,7 @@ pub(super) fn compose(
         superseded,
         conditions,
         overrides,
-        mps_shares,
+        leases,
         mps_targets,
         shared_gpus,
         generation,
@@ -118,6 +119,7 @@ pub(super) fn compose(
         overrides: Overrides::new(generation, overrides),
         lost,
         known_since,
+        leases,
     };
     let state = State::new(store.clone(), Events::new(store.instance()), initial);
     mps_targets.iter().for_each(|target| state.share(&target.target, target.in_force.is_some()));
@@ -137,8 +139,8 @@ pub(super) fn compose(
     );
     let own_uid = nix::unistd::geteuid().as_raw();
     let idempotency = Idempotency::new(store.clone());
-    let seen_shares: Arc<SeenShares> = Arc::default();
-    let named = Arc::clone(&seen_shares);
+    let seen_leases: Arc<SeenLeases> = Arc::default();
+    let named = Arc::clone(&seen_leases);
     let mps_handles = mps::Handles {
         state: state.clone(),
         readings: readings.clone(),
@@ -148,12 +150,11 @@ pub(super) fn compose(
         users: users.clone(),
         shared_gpus: shared_gpus.clone(),
         timeslice: timeslice.clone(),
-        idempotency: idempotency.clone(),
-        named_share: Arc::new(move |pid| named.named_share(pid)),
+        named_lease: Arc::new(move |pid| named.named_lease(pid)),
         stopping: stopping.clone(),
         own_uid,
     };
-    let mps = Mps::new(mps_dir, mps_programs, mps_shares, mps_targets, mps_handles);
+    let mps = Mps::new(mps_dir, mps_programs, mps_targets, mps_handles);
     let strays = Strays::new(
         state.clone(),
         readings.clone(),
@@ -161,7 +162,7 @@ pub(super) fn compose(
         store.clone(),
         stopping.clone(),
         read_only.clone(),
-        seen_shares,
+        seen_leases,
     );
     let commits = Commits::new(store.clone(), state.clone());
     let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone());
@@ -221,6 +222,17 @@ pub(super) fn compose(
             check(&notes, |notes| durable::health(notes).collect()),
             check(&store, |store| store.trouble().map(ApiError::from).into_iter().collect()),
         ],
+    });
+    let leases = Leases::new(leases::Handles {
+        state: state.clone(),
+        readings: readings.clone(),
+        lanes: lanes.clone(),
+        mps: mps.clone(),
+        store: store.clone(),
+        users: users.clone(),
+        idempotency: idempotency.clone(),
+        tasks: engine.tasks.clone(),
+        stopping: stopping.clone(),
     });
     let authorization = Authorization::new(state.clone(), users, store.clone(), own_uid);
     let requests = Requests {
@@ -287,6 +299,7 @@ pub(super) fn compose(
         engine: Arc::clone(&engine),
         planner,
         mps,
+        leases,
         strays,
     };
     Ok(Parts {

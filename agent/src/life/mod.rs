@@ -49,6 +49,7 @@ use crate::{
     caller::Viewer,
     durable::{self, Remembered},
     http::{self, Handles},
+    leases,
     listen::{
         accept::{self, Door},
         accounts::{self, Accounts},
@@ -247,7 +248,7 @@ async fn serve(
         boot_id,
         due,
     } = compose::compose(settings, origin, remembered, options)?;
-    let Handles { state, readings, operations, mps, strays, .. } = handles.clone();
+    let Handles { state, readings, operations, mps, leases, strays, .. } = handles.clone();
     let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
     // Before any request can call the driver, and before a queued operation can begin.
     handles.maintenance.resume();
@@ -286,6 +287,7 @@ async fn serve(
     let startup = tokio::spawn(startup::run(startup, due));
     let expiry = tokio::spawn(overrides::expire(state.clone(), store, stopping.clone()));
     let daemons = tokio::spawn(mps::run(mps.clone()));
+    let leases = tokio::spawn(leases::run(leases));
     let of = mps.clone();
     let levels = tokio::spawn(timeslice::run(timeslice, move |uuid: &str| of.has(uuid)));
     let needs = move |uuid: &str| mps.needs_compute_mode(uuid);
@@ -321,7 +323,7 @@ async fn serve(
     if unfinished > 0 {
         tokio::time::sleep(LAST_WORD).await;
     }
-    let _ = tokio::join!(startup, expiry, daemons, levels, leftover, strays);
+    let _ = tokio::join!(startup, expiry, daemons, leases, levels, leftover, strays);
     first_reading.abort();
     following.abort();
     let _ = fed.map(|fed| fed.abort());

@@ -52,7 +52,7 @@ impl Reloading<'_> {
                 for PendingRestart { key, in_force, in_file } in settings.pending_restart() {
                     let [in_force, in_file] =
                         [in_force, in_file].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
-                    tracing::warn!("{key} stays {in_force} until gpushd is started anew: the file has {in_file}");
+                    tracing::warn!("{key} stays {in_force} until gpushd is restarted: the file has {in_file}");
                 }
                 let pending_restart = settings.pending_restart().into_iter().map(|one| one.key).collect();
                 state.events().publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));

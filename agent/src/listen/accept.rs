@@ -1,12 +1,12 @@
-//! The accept loop, and the life of one connection.
+//! The accept loop, and the lifetime of one connection.
 //!
 //! ```text
-//! accept ─► who is it? ─► a place under the caps? ─► task: its turn, hyper, paced ─► closed
+//! accept ─► peer credentials ─► within the caps? ─► task: delay, hyper, time limits ─► closed
 //!                              └─ no: 503 and closed
 //! ```
 //!
-//! When the agent closes, the loop ends at once, connections finish the request that they are in
-//! and are cut off after [`DRAIN`].
+//! When the agent stops, the loop ends at once. Connections may finish their current request, and are closed
+//! after [`DRAIN`].
 
 use std::{
     convert::Infallible,
@@ -49,37 +49,37 @@ use crate::{
     watchdog::Knock,
 };
 
-/// How long connections may take to end once the agent closes.
+/// Time for connections to end once the agent stops.
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 
-/// How long a refusal may take, and how many may be written at once.
+/// Time limit of a refusal, and maximum number of refusals in progress.
 const REFUSAL: Duration = Duration::from_millis(500);
 const REFUSALS: usize = 32;
 
-/// Connections that may wait to be accepted.
+/// Maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 4096;
 
-/// Connections accepted before other tasks have their turn.
+/// Connections accepted before other tasks may run.
 const BATCH: usize = 256;
 
-/// How long a connection without a request is kept open once gpushd stops: a client between its `connect` and its
-/// request would see a reset otherwise.
+/// Time for which a connection without a request stays open once gpushd stops: a client that has connected but
+/// not sent its request yet would otherwise see a reset.
 const FIRST_REQUEST: Duration = Duration::from_millis(500);
 
-/// How long to wait before accepting again when there are no file descriptors.
+/// Pause before accepting again when there are no file descriptors.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
-/// Which socket a loop serves: each has its own loop, backlog and caps, so that what happens on one
-/// costs the other nothing.
+/// The socket that a loop serves. Each has its own loop, backlog and caps, so that load on one does not affect
+/// the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Door {
-    /// The first, for everybody.
+    /// The first socket, for all users.
     Public,
-    /// The second, for root and the agent's own user.
+    /// The second socket, for root and the agent's own user.
     Admin,
 }
 
-/// Accepts, and answers whoever knocks, until `closing`, then returns when all connections have ended, or after [`DRAIN`].
+/// Accepts and serves connections until `closing`. Returns when all connections have ended, or after [`DRAIN`].
 pub(crate) async fn serve(
     listener: std::os::unix::net::UnixListener,
     door: Door,
@@ -88,8 +88,8 @@ pub(crate) async fn serve(
     closing: CancellationToken,
     mut knocks: mpsc::Receiver<Knock>,
 ) -> io::Result<()> {
-    // A connection that finds the backlog full is refused by the kernel, whoever it is from. The number is the
-    // kernel's default for the most (net.core.somaxconn), and is lowered to what that says.
+    // The kernel refuses connections while the backlog is full, from any user. This number equals the kernel's
+    // default maximum (net.core.somaxconn), which limits it further if lower.
     nix::sys::socket::listen(&listener, Backlog::new(BACKLOG)?)?;
     let listener = UnixListener::from_std(listener)?;
     let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
@@ -111,7 +111,7 @@ pub(crate) async fn serve(
             }
             accepted = listener.accept() => accepted.and_then(|(stream, _)| stream.into_std()),
         };
-        // Those that wait behind it, without tokio: most may have been closed by now.
+        // Accepts the queued connections without tokio: most may already be closed.
         let more = std::iter::repeat_with(|| accept_with(&listener, SocketFlags::CLOEXEC).map(StdStream::from));
         for accepted in std::iter::once(accepted).chain(more.map(|one| one.map_err(io::Error::from))).take(BATCH) {
             match accepted {
@@ -119,7 +119,7 @@ pub(crate) async fn serve(
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // Out of descriptors or memory; others give back what they have.
+                    // Out of descriptors or memory, until other connections end.
                     tracing::warn!("cannot accept a connection: {error}");
                     tokio::time::sleep(EXHAUSTED).await;
                     break;
@@ -138,7 +138,7 @@ pub(crate) async fn serve(
     Ok(())
 }
 
-/// Limits of connections, and the accounts that they count for.
+/// Limits of connections, and the accounts to which they count.
 struct Limits {
     caps: Caps,
     accounts: Accounts,
@@ -146,12 +146,12 @@ struct Limits {
 }
 
 impl Limits {
-    /// Whether the uid is root's or gpushd's own. In a container it is not.
+    /// Returns whether the uid is root's or gpushd's own. Users in a container never are.
     fn is_privileged(&self, peer: &Peer) -> bool {
         peer.uid == 0 || peer.uid == self.own
     }
 
-    /// Takes a place for a client. Identifies it only where that decides.
+    /// Takes a place for a client. Identifies the client only if that matters.
     fn enter(&self, client: &mut Client, stream: &StdStream) -> Result<Place, String> {
         let now = std::time::Instant::now();
         if self.is_privileged(&client.peer) {
@@ -181,7 +181,7 @@ impl Limits {
     }
 }
 
-/// The peer of a connection. It is identified once at most: its process may end, or become another user's.
+/// The peer of a connection. It is identified at most once, because its process may end or change its user.
 struct Client {
     peer: Peer,
     is_identified: bool,
@@ -200,8 +200,8 @@ impl Client {
     }
 }
 
-/// Whether the peer has closed already. Most connections of a client that floods the socket have: they cost no
-/// more than this.
+/// Returns whether the peer has closed the connection. Most connections of a flooding client are closed, and
+/// cost no more than this check.
 fn is_closed(stream: &StdStream) -> bool {
     let mut byte = [0];
     matches!(recv(stream.as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT), Ok(0))
@@ -219,11 +219,11 @@ fn admit(
     if is_closed(&stream) {
         return;
     }
-    // It may have gone again.
+    // The peer may already be gone.
     let Ok(peer) = Peer::of(&stream) else { return };
     let mut client = Client::new(peer);
     let entered = limits.enter(&mut client, &stream);
-    // Without a delay now. With one, most clients that flood the socket are gone by its end.
+    // Immediately, if there is no delay. After a delay, most connections of a flooding client are closed.
     if entered.as_ref().is_ok_and(|place| place.delay.is_zero()) {
         client.identify(&stream);
     }
@@ -246,7 +246,7 @@ fn admit(
         Err(why) => {
             tracing::debug!(uid = client.peer.uid, "{why}");
             let refusal = Failure::busy(why).as_http();
-            // Beyond that number connections are closed without an answer.
+            // Beyond that number, connections are closed without an answer.
             if let Ok(turn) = Arc::clone(refusals).try_acquire_owned()
                 && let Ok(stream) = stream()
             {
@@ -259,8 +259,8 @@ fn admit(
     }
 }
 
-/// Says no without looking at the request. What the peer sends is read and thrown away until it
-/// closes: closing before that would make the kernel drop the answer.
+/// Refuses without parsing the request. It reads and discards input until the peer closes, because the kernel
+/// would drop the answer if gpushd closed first.
 async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
     let said = async {
         let _ = stream.write_all(&answer).await;
@@ -286,8 +286,8 @@ async fn connection(stream: UnixStream, mut client: Client, place: Place, router
         let mut request: Request = request.map(Body::new);
         request.extensions_mut().insert(peer.clone());
         let mut router = router.clone();
-        // In a task of its own, so that a panic in it is an answer and not a broken connection;
-        // dropped with the connection.
+        // Runs in a separate task, so that a panic becomes an answer and not a broken connection. The task is
+        // aborted with the connection.
         let handler = AbortOnDropHandle::new(tokio::spawn(async move { router.call(request).await }));
         let pace = pace.clone();
         async move {
@@ -309,7 +309,7 @@ async fn connection(stream: UnixStream, mut client: Client, place: Place, router
         .max_buf_size(MOST_BYTES)
         .serve_connection(io, service);
     let mut connection = std::pin::pin!(connection);
-    // Hyper closes a connection at once when it is asked to end before its first request.
+    // hyper closes a connection at once if it is asked to end before the first request.
     let mut ending = std::pin::pin!(async {
         closing.cancelled().await;
         let _ = tokio::time::timeout(FIRST_REQUEST, begun.cancelled()).await;

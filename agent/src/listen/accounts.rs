@@ -1,11 +1,10 @@
-//! Accounts: which user or service a connection counts for.
+//! Accounts: the user or service to which a connection counts.
 //!
-//! A user who has a range of subordinate uids (`/etc/subuid`) can connect as any of them, through user
-//! namespaces. Connections of all these count for that user. Members of the admin groups have connections
-//! reserved for them.
+//! A user with a range of subordinate uids (`/etc/subuid`) can connect as any of them, through user namespaces.
+//! All these connections count to that user. Members of the admin groups have reserved connections.
 //!
-//! Both need lookups of users and groups, which may take seconds where they come from a directory service. So
-//! they are made in the background, and the accept loop uses the last result.
+//! Both need lookups of users and groups, which may take seconds with a directory service. So lookups run in
+//! the background, and the accept loop uses the last result.
 
 use std::{
     fs,
@@ -19,18 +18,18 @@ use tokio_util::sync::CancellationToken;
 /// Ranges of subordinate uids, see subuid(5).
 const SUBUID: &str = "/etc/subuid";
 
-/// Between two lookups.
+/// Interval of lookups.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Largest number of lines read from the file. A uid of a range after that counts as a user.
+/// Maximum number of lines read from the file. A uid in a later range counts as a separate user.
 const MOST: usize = 100_000;
 
-/// The user or service that a connection counts for.
+/// The user or service to which a connection counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Account {
-    /// The user of this uid, with their subordinate uids.
+    /// The user with this uid, including subordinate uids.
     User(u32),
-    /// The subordinate uids from this one on, whose owner is not known or is privileged.
+    /// The subordinate uids from this one on, whose owner is unknown or privileged.
     Range(u32),
 }
 
@@ -42,7 +41,7 @@ struct Range {
     owner: Option<u32>,
 }
 
-/// What the last lookup found.
+/// The result of the last lookup.
 #[derive(Debug, Default)]
 struct Found {
     /// Ordered by their first uid.
@@ -51,7 +50,7 @@ struct Found {
     admin_groups: Vec<u32>,
 }
 
-/// The accounts of connections, as last looked up.
+/// The accounts of connections, as of the last lookup.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Accounts(Arc<RwLock<Found>>);
 
@@ -62,7 +61,7 @@ impl Accounts {
         let after = found.ranges.partition_point(|range| range.first <= uid);
         let range = after.checked_sub(1).and_then(|at| found.ranges.get(at));
         match range.filter(|range| uid - range.first < range.count) {
-            // Containers that root started use these uids: they must not share root's account.
+            // Containers started by root use these uids: they must not share root's account.
             Some(Range { owner: Some(owner), .. }) if *owner != 0 => Account::User(*owner),
             Some(range) => Account::Range(range.first),
             None => Account::User(uid),
@@ -80,7 +79,7 @@ impl Accounts {
     }
 }
 
-/// Keeps `accounts` up to date until `stopping`; `admin_groups` are those of the config in effect.
+/// Keeps `accounts` up to date until `stopping`; `admin_groups` returns those of the present config.
 pub(crate) async fn follow(accounts: Accounts, admin_groups: impl Fn() -> Vec<String>, stopping: CancellationToken) {
     loop {
         let groups = admin_groups();
@@ -104,7 +103,7 @@ pub(crate) async fn follow(accounts: Accounts, admin_groups: impl Fn() -> Vec<St
     }
 }
 
-/// The ranges of a `/etc/subuid`: lines of `owner:first:count`, where the owner is a name or a uid.
+/// Parses the ranges in `/etc/subuid`: lines of `owner:first:count`, where the owner is a name or a uid.
 fn ranges(text: &str, uid_of: impl Fn(&str) -> Option<u32>) -> Vec<Range> {
     let mut ranges: Vec<Range> = text
         .lines()
@@ -123,7 +122,7 @@ fn ranges(text: &str, uid_of: impl Fn(&str) -> Option<u32>) -> Vec<Range> {
 
 #[cfg(test)]
 impl Accounts {
-    /// Accounts without subordinate uids, as if the config named these admin groups.
+    /// Returns accounts without subordinate uids, with these admin groups.
     pub(super) fn with_admin_groups(admin_groups: Vec<u32>) -> Self {
         let accounts = Self::default();
         accounts.set(Found { ranges: Vec::new(), admin_groups });

@@ -1,7 +1,7 @@
-//! Limits of open connections, and of new connections a second, by account and in all.
+//! Limits of open connections, and of new connections per second, by account and in total.
 //!
-//! A caller that opens connections without end must neither use up gpushd's file descriptors nor keep others
-//! out. Connections count for an [`Account`]: a user with all their subordinate uids.
+//! A caller that opens connections continuously must neither exhaust gpushd's file descriptors nor lock out
+//! others. Connections count to an [`Account`]: a user with all subordinate uids.
 //!
 //! | connections of the first socket | for |
 //! |---|---|
@@ -9,8 +9,9 @@
 //! | [`ADMINS`] more | members of the admin groups |
 //! | [`RESERVED`] more | root and the agent's own user |
 //!
-//! A connection beyond the rate of its account is served later, not refused. Meanwhile it counts as open, so one
-//! account has few of them, and the accept loop is free for others. The second socket counts apart.
+//! A connection beyond the rate of its account is delayed, not refused. Meanwhile it counts as open, which
+//! limits the delayed connections of an account, and the accept loop serves others. The second socket counts
+//! separately.
 
 use std::{
     collections::HashMap,
@@ -20,32 +21,32 @@ use std::{
 
 use super::accounts::Account;
 
-/// Open connections of one account that is not privileged.
+/// Maximum open connections of one unprivileged account.
 const PER_ACCOUNT: usize = 32;
 
-/// Connections kept for root and the agent's own uid.
+/// Connections reserved for root and the agent's own uid.
 const RESERVED: usize = 64;
 
-/// Connections kept for members of the admin groups.
+/// Connections reserved for members of the admin groups.
 const ADMINS: usize = 32;
 
-/// Connections in all, when the limit of file descriptors allows.
+/// Maximum total of connections, if the limit of file descriptors permits.
 const IN_ALL: usize = 512;
 
-/// Connections to the second socket in all.
+/// Maximum total of connections to the second socket.
 const ADMIN_SOCKET: usize = 128;
 
-/// New connections of one account: one in this time, after a burst.
+/// Rate of new connections of one account: one per this interval, after a burst.
 const INTERVAL: Duration = Duration::from_millis(10);
 const BURST: u32 = 100;
 
-/// Accounts without connections that are remembered for their rate; then they are forgotten.
+/// Accounts without open connections that are remembered for their rate.
 const REMEMBERED: usize = 1024;
 
-/// Who connects, as far as limits are concerned.
+/// The rank of a caller, which determines its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rank {
-    /// Anybody.
+    /// Any user.
     User,
     /// A member of an admin group.
     Admin,
@@ -53,12 +54,12 @@ pub(crate) enum Rank {
     Privileged,
 }
 
-/// Why a connection is refused.
+/// The reason for refusing a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The account has its share.
+    /// The account has reached its limit.
     Account(String),
-    /// There are too many connections in all; a higher rank may have one still.
+    /// The total has reached its limit; a higher rank may still connect.
     InAll(String),
 }
 
@@ -66,7 +67,7 @@ pub(crate) enum Refusal {
 #[derive(Debug, Clone, Copy)]
 struct Count {
     open: usize,
-    /// When the next connection may start, were there no burst.
+    /// Earliest start of the next connection, without the burst.
     next: Instant,
 }
 
@@ -77,23 +78,23 @@ pub(crate) struct Caps {
     in_all: usize,
 }
 
-/// A place for one connection, given back when dropped.
+/// A place for one connection; released when dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     caps: Caps,
     account: Account,
-    /// How long to wait before serving it.
+    /// Delay before serving it.
     pub(crate) delay: Duration,
 }
 
 impl Caps {
-    /// Caps of the first socket, in a process that may open `descriptors` files: three eighths of
-    /// them are left for the second socket and the rest.
+    /// Creates the caps of the first socket in a process that may open `descriptors` files: three eighths of
+    /// them are left for the second socket and other uses.
     pub(crate) fn public(descriptors: u64) -> Self {
         Self::new(eighths(descriptors, 5).clamp(RESERVED / 2, IN_ALL))
     }
 
-    /// Caps of the second one.
+    /// Creates the caps of the second socket.
     pub(crate) fn admin(descriptors: u64) -> Self {
         Self::new(eighths(descriptors, 1).clamp(8, ADMIN_SOCKET))
     }
@@ -102,9 +103,9 @@ impl Caps {
         Self { accounts: Arc::default(), in_all }
     }
 
-    /// Most connections in all at which one of this rank still has a place.
+    /// Returns the maximum total at which this rank still gets a place.
     fn most(&self, rank: Rank) -> usize {
-        // With few descriptors the reserves are half of them.
+        // With few descriptors, the reserves are half of them.
         let reserved = RESERVED.min(self.in_all / 3);
         let admins = ADMINS.min(self.in_all / 6);
         match rank {
@@ -117,7 +118,7 @@ impl Caps {
     /// Takes a place for a connection at `now`.
     ///
     /// # Errors
-    /// When the account, or all together, have too many.
+    /// If the account, or all together, have reached the limit.
     pub(crate) fn enter(&self, account: Account, rank: Rank, now: Instant) -> Result<Place, Refusal> {
         let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = accounts.values().map(|count| count.open).sum();
@@ -218,11 +219,11 @@ mod tests {
             delays.push(caps.enter(ALICE, Rank::User, now).unwrap().delay);
         }
         assert!(delays[..BURST as usize].iter().all(Duration::is_zero));
-        // In fact each waits while it has its place, so no more than a share of them waits.
+        // In practice each connection keeps its place while it waits, so only a share of them waits.
         assert!(delays[999] > INTERVAL * 800, "{:?}", delays[999]);
         assert_eq!(caps.enter(BOB, Rank::User, now).unwrap().delay, Duration::ZERO);
         assert_eq!(caps.enter(ROOT, Rank::Privileged, now).unwrap().delay, Duration::ZERO);
-        // Who pauses has a burst again.
+        // After a pause, the account has a burst again.
         now += INTERVAL * 2000;
         assert_eq!(caps.enter(ALICE, Rank::User, now).unwrap().delay, Duration::ZERO);
     }
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn low_limit_of_descriptors_is_heeded() {
+    fn low_descriptor_limit_lowers_caps() {
         let most = |caps: Caps| {
             let places: Vec<_> = std::iter::from_fn(|| enter(&caps, ROOT, Rank::Privileged).ok()).collect();
             places.len()

@@ -1,15 +1,15 @@
-//! The socket: how it is made, who connects, and how much of us one caller may have.
+//! The listening sockets: creation, peer credentials, and limits for each caller.
 //!
 //! ```text
-//! socket   makes or takes over the listening sockets; stale files replaced, live ones refused
-//! accept   the loop: credentials, caps, one task a connection
+//! socket   creates or takes over the listening sockets; stale files replaced, live ones refused
+//! accept   the loop: credentials, caps, one task per connection
 //! accounts that a connection counts for: owners of subordinate uids, admin groups
 //! caps     limits of connections by account and in all
-//! pace     the deadlines of one connection: its head, its idleness
+//! pace     the time limits of one connection: its head, its idle time
 //! ```
 //!
-//! The loop is our own because all of it is decided before the first byte is read, and nothing
-//! ready-made hands credentials to requests.
+//! The accept loop is gpushd's own, because these decisions precede the first byte of a request, and no
+//! available crate passes peer credentials to requests.
 
 pub(crate) mod accept;
 pub(crate) mod accounts;

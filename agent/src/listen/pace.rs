@@ -1,5 +1,4 @@
-//! The pace of one connection: how long its next request's head may take, and how long it may
-//! stay without one.
+//! Time limits of one connection: for the head of its next request, and for being idle.
 //!
 //! ```text
 //! accepted ──► head ──(request read)──► busy ──(answered)──► idle ──(first byte)──► head
@@ -9,9 +8,9 @@
 //!                                                                  60 s without a byte taken
 //! ```
 //!
-//! hyper's own header deadline also counts the time between two requests, so it can't tell a slow
-//! sender from a connection that is kept for later. A connection that doesn't take its answer
-//! counts as idle. Bodies have a deadline where they are read.
+//! hyper's own header deadline includes the time between two requests, so it does not distinguish a slow sender
+//! from a persistent connection. A connection whose peer does not read its answer counts as idle. Bodies have a
+//! deadline where they are read.
 
 use std::{
     io,
@@ -32,10 +31,10 @@ use axum::http::StatusCode;
 
 use crate::http::failure::Failure;
 
-/// For a request's head, from its first byte (from the connection, for the first one).
+/// Time for a request's head, from its first byte (for the first request, from the connection).
 const HEAD: Duration = Duration::from_secs(1);
 
-/// Between an answer and the next request's first byte.
+/// Time between an answer and the first byte of the next request.
 const IDLE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,34 +42,34 @@ enum Phase {
     Head(Instant),
     Busy,
     Idle(Instant),
-    /// An answer without end is being written; since when the peer takes nothing of it.
+    /// An endless answer is being written; since when the peer has read none of it.
     Streaming(Instant),
 }
 
-/// How exactly the time since the last byte taken is known.
+/// Resolution of the time since the peer last read.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Where a connection is; shared by its stream, its service and its task.
+/// The phase of a connection; shared by its stream, its service and its task.
 #[derive(Debug, Clone)]
 pub(crate) struct Pace(Arc<watch::Sender<Phase>>);
 
 impl Pace {
-    /// That of a connection just accepted.
+    /// Creates the pace of a new connection.
     pub(crate) fn new() -> Self {
         Self(Arc::new(watch::Sender::new(Phase::Head(Instant::now()))))
     }
 
-    /// A request's head is complete.
+    /// Records that a request's head is complete.
     pub(crate) fn busy(&self) {
         self.0.send_replace(Phase::Busy);
     }
 
-    /// Its answer is ready to be written.
+    /// Records that its answer is ready.
     pub(crate) fn answered(&self) {
         self.0.send_replace(Phase::Idle(Instant::now()));
     }
 
-    /// Its answer has no end.
+    /// Records that its answer is endless.
     pub(crate) fn streams(&self) {
         self.0.send_replace(Phase::Streaming(Instant::now()));
     }
@@ -95,7 +94,7 @@ impl Pace {
         });
     }
 
-    /// Returns when the connection is too slow to be kept.
+    /// Returns when the connection has exceeded a time limit.
     pub(crate) async fn too_slow(&self) {
         let mut phase = self.0.subscribe();
         loop {
@@ -108,7 +107,7 @@ impl Pace {
                 Some(due) => tokio::time::timeout_at(due, phase.changed()).await,
                 None => Ok(phase.changed().await),
             };
-            // The sender lives as long as we do, so `changed` itself can't fail.
+            // The sender lives as long as this value, so `changed` cannot fail.
             if changed.is_err() {
                 return;
             }
@@ -116,27 +115,26 @@ impl Pace {
     }
 }
 
-/// A stream that reports to its pace when bytes come and when they are taken, and that gives hyper's own
-/// answers a body.
+/// A stream that reports received and sent bytes to its pace, and gives hyper's own answers a body.
 #[derive(Debug)]
 pub(crate) struct Paced {
     stream: UnixStream,
     pace: Pace,
-    /// An answer in place of hyper's own.
+    /// An answer that replaces hyper's own.
     replaced: Option<Replaced>,
 }
 
-/// An answer that is written in place of another one.
+/// An answer that is written instead of another.
 #[derive(Debug)]
 struct Replaced {
     bytes: Vec<u8>,
     written: usize,
-    /// Length of what hyper wrote.
+    /// Length of hyper's answer.
     original: usize,
 }
 
-/// hyper's own answer to a head that it refuses, recognized by its status line and its empty body: an answer of
-/// the API to what is wrong has a body always.
+/// Recognises hyper's own answer to an invalid head by its status line and its empty body: error answers of the
+/// API always have a body.
 fn refused_head(written: &[u8]) -> Option<StatusCode> {
     let head = written.strip_prefix(b"HTTP/1.1 ")?;
     let status = StatusCode::from_bytes(head.get(..3)?).ok().filter(StatusCode::is_client_error)?;
@@ -157,7 +155,7 @@ impl Paced {
         written
     }
 
-    /// Writes the answer in place of hyper's own; `None` when there is none.
+    /// Writes the replacement; returns `None` if there is none.
     fn poll_replaced(&mut self, cx: &mut Context<'_>) -> Option<Poll<io::Result<usize>>> {
         let replaced = self.replaced.as_mut()?;
         while replaced.written < replaced.bytes.len() {
@@ -231,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answer_of_hyper_is_told_from_one_of_the_api() {
+    fn hyper_answer_is_distinguished_from_api_answer() {
         let own = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
         assert_eq!(refused_head(own).map(|status| status.as_u16()), Some(431));
         for other in [
@@ -246,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_is_kept_while_its_peer_takes_it() {
+    async fn stream_is_kept_while_its_peer_reads() {
         let pace = Pace::new();
         pace.busy();
         pace.streams();
@@ -256,7 +254,7 @@ mod tests {
         });
         for _ in 0..100 {
             tokio::time::sleep(IDLE / 2).await;
-            // What the peer says meanwhile is nothing that was asked of it.
+            // Input from the peer does not count.
             pace.bytes_came();
             pace.bytes_taken();
         }

@@ -1,9 +1,9 @@
-//! The listening socket: handed over by systemd, or made by us.
+//! The listening sockets: passed by systemd, or created by gpushd.
 //!
-//! Made by us, it is bound under another name, given its owner and mode, and renamed: nobody can
-//! connect before the mode is right. A socket file whose agent is gone is replaced; one that
-//! somebody listens on is not, and neither is a file that is no socket. All of that happens under
-//! the lock of that path, which is kept for as long as the socket is: see [`gpush_host::path_lock`].
+//! gpushd binds its own socket under a temporary name, sets owner and mode, and then renames it: no client can
+//! connect before the mode is right. A socket file without a listening process is replaced; a live socket, or a
+//! file that is not a socket, is not. All of that happens under the lock of that path, which is held as long as
+//! the socket exists: see [`gpush_host::path_lock`].
 
 use std::{
     ffi::OsString,
@@ -20,45 +20,45 @@ use nix::unistd::{Gid, Group};
 
 use gpush_host::path_lock::{LockError, PathLock};
 
-/// Who may connect.
+/// Access permissions of a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Access {
     /// Permission bits of the socket file.
     pub(crate) mode: u32,
-    /// Its group; `None` = the agent's own.
+    /// Its group; `None` means the agent's own.
     pub(crate) group: Option<String>,
 }
 
 impl Access {
-    /// Only root and the agent's own user.
+    /// Returns access for root and the agent's own user only.
     pub(crate) fn own() -> Self {
         Self { mode: 0o600, group: None }
     }
 }
 
-/// The sockets that systemd handed over.
+/// The sockets that systemd passed.
 #[derive(Debug)]
 pub(crate) struct HandedOver {
     /// The first.
     pub(crate) public: Listening,
-    /// The second, if it has it.
+    /// The second, if systemd passed it.
     pub(crate) admin: Option<Listening>,
 }
 
-/// How systemd calls the second one: `FileDescriptorName=` of its unit.
+/// systemd's name of the second socket: `FileDescriptorName=` of its unit.
 const ADMIN: &str = "admin";
 
-/// Why there is no socket.
+/// The reason why there is no socket.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SocketError {
-    /// Its directory can't be made.
+    /// Its directory cannot be created.
     #[error("the directory of the socket {} can't be made; give another path with {option}", path.display())]
     Directory {
         /// The socket.
         path: PathBuf,
         /// Why.
         source: io::Error,
-        /// Option that gives another path.
+        /// The option that sets another path.
         option: &'static str,
     },
     /// Another agent serves there, or is about to.
@@ -67,46 +67,46 @@ pub(crate) enum SocketError {
     Held {
         /// The socket.
         path: PathBuf,
-        /// The other one, when it could be read.
+        /// The other agent's pid, if it could be read.
         holder: Option<u32>,
-        /// Option that gives another path.
+        /// The option that sets another path.
         option: &'static str,
     },
-    /// Its lock can't be had.
+    /// Its lock cannot be taken.
     #[error("the lock {} of the socket can't be used; remove what is there, or give another path with {option}", path.display())]
     Lock {
         /// The lock's file.
         path: PathBuf,
         /// Why.
         source: io::Error,
-        /// Option that gives another path.
+        /// The option that sets another path.
         option: &'static str,
     },
-    /// Something that is no gpushd answers on it.
+    /// Another program answers there.
     #[error("another program listens on {}; stop it, or give another path with {option}", path.display())]
     Live {
         /// The socket.
         path: PathBuf,
-        /// Option that gives another path.
+        /// The option that sets another path.
         option: &'static str,
     },
-    /// Something else has the name.
+    /// The path is not a socket.
     #[error("{} exists and is not a socket; remove it, or give another path with {option}", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
-        /// Option that gives another path.
+        /// The option that sets another path.
         option: &'static str,
     },
-    /// The kernel takes no longer name.
+    /// The path is longer than the kernel permits.
     #[error("the socket path {} has more than 100 bytes; give a shorter one with {option}", path.display())]
     TooLong {
         /// The path.
         path: PathBuf,
-        /// Option that gives another path.
+        /// The option that sets another path.
         option: &'static str,
     },
-    /// The config's group is not known here.
+    /// The config's group does not exist.
     #[error(
         "the socket's group {group:?} does not exist; make it (`groupadd --system {group}`), or change \
              `socket_group` under [api] in the config"
@@ -115,7 +115,7 @@ pub(crate) enum SocketError {
         /// The group.
         group: String,
     },
-    /// Its permissions can't be changed.
+    /// Its permissions cannot be changed.
     #[error("the permissions of the socket {} can't be changed", path.display())]
     Access {
         /// The path.
@@ -123,7 +123,7 @@ pub(crate) enum SocketError {
         /// Why.
         source: io::Error,
     },
-    /// Anything else.
+    /// Any other failure.
     #[error("the socket {} can't be made", path.display())]
     Bind {
         /// The path.
@@ -131,7 +131,7 @@ pub(crate) enum SocketError {
         /// Why.
         source: io::Error,
     },
-    /// What systemd handed over can't be used.
+    /// A socket passed by systemd cannot be used.
     #[error("the socket that systemd handed over can't be used; check gpushd.socket and gpushd-admin.socket")]
     HandedOver {
         /// Why.
@@ -143,19 +143,19 @@ fn by(pid: Option<u32>, before: &str, after: &str) -> String {
     pid.map_or_else(String::new, |pid| format!("{before}{pid}{after}"))
 }
 
-/// A socket to accept from.
+/// A socket that accepts connections.
 #[derive(Debug)]
 pub(crate) struct Listening {
     /// The listener, non-blocking.
     pub(crate) listener: UnixListener,
-    /// What to call it in logs.
+    /// Its name in logs.
     pub(crate) name: String,
-    /// File to remove at the end; `None` when systemd owns it.
+    /// The file to remove at the end; `None` if systemd owns it.
     ours: Option<Ours>,
 }
 
-/// A socket file of ours, removed when dropped unless somebody has replaced it by then; its lock
-/// goes after it.
+/// A socket file of gpushd, removed when dropped unless another process has replaced it. Its lock is released
+/// afterwards.
 #[derive(Debug)]
 struct Ours {
     path: PathBuf,
@@ -164,8 +164,8 @@ struct Ours {
 }
 
 impl Listening {
-    /// Takes the sockets that systemd handed over, if it did. Must run before any thread starts:
-    /// the variables that tell of them are removed from the environment.
+    /// Takes the sockets that systemd passed, if any. Must run before any thread starts, because it removes
+    /// their environment variables.
     pub(crate) fn handed_over() -> Result<Option<HandedOver>, SocketError> {
         let broken = |source| SocketError::HandedOver { source };
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
@@ -191,7 +191,7 @@ impl Listening {
         }
     }
 
-    /// Makes the socket at `path`, which the command line's `option` gives.
+    /// Creates the socket at `path`; `option` is the command-line option that sets it.
     pub(crate) fn bind(path: &Path, access: &Access, option: &'static str) -> Result<Self, SocketError> {
         let here = || path.to_owned();
         let failed = |source| SocketError::Bind { path: here(), source };
@@ -218,7 +218,7 @@ impl Listening {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        // Until it is renamed the draft is ours alone: the permissions come before the name.
+        // Until it is renamed, only gpushd uses the temporary file: the permissions are set before the rename.
         let listener = UnixListener::bind(&draft).map_err(failed)?;
         let finish = || -> io::Result<u64> {
             if let Some(gid) = gid {
@@ -242,19 +242,18 @@ impl Listening {
         }
     }
 
-    /// Splits it into what accepts and what removes the file at the end.
+    /// Splits it into the listener and the file, which removes itself at the end.
     pub(crate) fn split(self) -> (UnixListener, SocketFile) {
         (self.listener, SocketFile(self.ours))
     }
 }
 
-/// The socket's file, if it is ours, until dropped.
+/// The socket's file, if gpushd owns it, until dropped.
 #[derive(Debug)]
 pub(crate) struct SocketFile(Option<Ours>);
 
 impl SocketFile {
-    /// Gives the file other permissions; those of a file that systemd owns are systemd's to give.
-    /// Whoever is connected already stays so.
+    /// Changes the permissions of the file, unless systemd owns it. Existing connections stay open.
     pub(crate) fn set_access(&self, access: &Access) -> Result<(), SocketError> {
         let Some(Ours { path, inode, .. }) = &self.0 else { return Ok(()) };
         let gid = group(access)?.unwrap_or_else(nix::unistd::getegid);
@@ -263,7 +262,7 @@ impl SocketFile {
             if before.ino() != *inode {
                 return Err(io::Error::new(ErrorKind::NotFound, "somebody has replaced it"));
             }
-            // Closed while it changes hands: no group has another one's permissions.
+            // Closed during the change, so that no group gets another one's permissions.
             fs::set_permissions(path, fs::Permissions::from_mode(0o600 & access.mode))?;
             let given = std::os::unix::fs::lchown(path, None, Some(gid.as_raw()));
             let mode = if given.is_ok() { access.mode } else { before.mode() & 0o777 };
@@ -293,11 +292,11 @@ fn refuse_unless_free(path: &Path, option: &'static str) -> Result<(), SocketErr
         Ok(_) => {}
     }
     match UnixStream::connect(path) {
-        // Nobody listens: its agent was killed.
+        // No process listens: its agent was killed.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(failed(error)),
-        // Answered, or too busy to.
+        // A process answered, or is too busy to.
         Ok(_) | Err(_) => Err(SocketError::Live { path: path.to_owned(), option }),
     }
 }
@@ -319,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_file_is_replaced_and_a_live_one_refused() {
+    fn stale_socket_file_is_replaced_and_live_one_refused() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("run/gpushd.sock");
         let first = Listening::bind(&path, &access(), "--socket").unwrap();
@@ -328,11 +327,11 @@ mod tests {
         let pid = std::process::id();
         assert!(error.starts_with(&format!("another gpushd (pid {pid}) has the socket")), "{error}");
         drop(first);
-        // Somebody who knows nothing of our lock.
+        // A process that does not use gpushd's lock.
         fs::remove_file(&path).unwrap_or_default();
         let other = UnixListener::bind(&path).unwrap();
         assert!(matches!(Listening::bind(&path, &access(), "--socket"), Err(SocketError::Live { .. })));
-        // Killed: the file stays, nobody listens.
+        // Killed: the file remains, but no process listens.
         drop(other);
         assert!(path.exists());
         let second = Listening::bind(&path, &access(), "--socket").unwrap();
@@ -348,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_replaced_ours_is_left() {
+    fn foreign_socket_file_is_not_removed() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("gpushd.sock");
         let (_listener, file) = Listening::bind(&path, &access(), "--socket").unwrap().split();
@@ -359,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_left_alone() {
+    fn file_that_is_not_a_socket_is_kept() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("gpushd.sock");
         fs::write(&path, "precious").unwrap();
@@ -369,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_does_not_exist_and_a_path_too_long_are_said() {
+    fn unknown_group_and_long_path_are_reported() {
         let scratch = tempfile::tempdir().unwrap();
         let nobody = Access { mode: 0o660, group: Some("no-such-group-here".to_owned()) };
         let error = Listening::bind(&scratch.path().join("s"), &nobody, "--socket").unwrap_err().to_string();

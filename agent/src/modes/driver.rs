@@ -1,4 +1,4 @@
-//! Driver calls of steps: what a call came to, and the GPU as it is afterwards.
+//! Driver calls of steps: their outcome, and the GPU afterwards.
 //!
 //! ```text
 //! call ──► ok ───────────────────────────────────────────────► done
@@ -21,11 +21,11 @@ use gpush_nvml::{DriverError, ErrorKind, Hardware, Reading};
 use super::{GpuName, Trouble};
 use crate::state::readings::Readings;
 
-/// How long a step waits until a call without an answer is settled. The driver layer kills the worker well before; what
-/// remains then is stuck in the kernel.
+/// Time that a step waits until a call without an answer is settled. The driver layer kills the worker well
+/// before; a call that remains after that hangs in the kernel.
 const SETTLE: Duration = Duration::from_secs(45);
 
-/// The driver as steps use it: `hardware` changes GPUs, `readings` read them into the state.
+/// The driver for steps: `hardware` changes GPUs, `readings` reads them into the state.
 #[derive(Debug, Clone)]
 pub(crate) struct Driver {
     pub(crate) hardware: Hardware,
@@ -67,7 +67,7 @@ impl Driver {
         if error.may_land() || error.kind == ErrorKind::Unsettled {
             self.settle(gpu, what, error).await?;
         } else if !matches!(error.kind, ErrorKind::WorkerDied { may_have_landed: true }) {
-            // The driver refused, or was not asked.
+            // The driver refused, or was not called.
             return Err(Trouble::Failed(explain(what, error)));
         }
         self.read_again(gpu, what).await
@@ -84,7 +84,7 @@ impl Driver {
     async fn settle(&self, gpu: &GpuName, what: &str, error: &DriverError) -> Result<(), Trouble> {
         let settled = tokio::time::timeout(SETTLE, self.hardware.settle(&gpu.uuid)).await;
         settled.map(|_| ()).map_err(|_| {
-            let error = explain(what, error).cause("the call may still take effect, so nothing was taken back");
+            let error = explain(what, error).cause("the call may still take effect, so nothing was rolled back");
             Trouble::Unknown(error)
         })
     }
@@ -93,13 +93,13 @@ impl Driver {
 /// Returns the driver's error as that of a step.
 pub(super) fn explain(what: &str, error: &DriverError) -> ApiError {
     let said = error.to_api();
-    // Whether to try again is for the caller to judge once the operation has ended.
+    // The caller decides whether to retry once the operation has ended.
     ApiError { message: what.to_owned(), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 
 /// Returns the error of a call that was settled and had no effect.
 pub(super) fn without_effect(what: &str, error: &DriverError) -> ApiError {
-    // The call might have taken effect when it was given up; by now it cannot.
+    // The call might have taken effect when it was abandoned; by now it cannot.
     let kind = if matches!(error.kind, ErrorKind::Deadline { .. }) {
         ErrorKind::Deadline { may_land: false }
     } else {

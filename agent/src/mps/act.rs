@@ -1,6 +1,6 @@
 //! Actions on a daemon: start, stop, restart, drain, and change the settings of its clients.
 //!
-//! A daemon in use is stopped or restarted only with `force`; a refusal names the clients and the shares. A share is in
+//! A daemon in use is stopped or restarted only with `force`; a refusal names the clients and the leases. A lease is in
 //! use from the start: a program takes seconds until it calls cuInit, and without its daemon it would silently run
 //! without MPS. A stopped daemon stays stopped over restarts of gpushd until an administrator starts it.
 
@@ -13,7 +13,7 @@ use gpush_mps::daemon::{Report as Seen, Request as Do};
 use gpush_store::{self as above, MpsStopped, MpsTarget};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Entry, Mps, clients, reconcile, records, share_end, targets::Outlook, view};
+use super::{Entry, Mps, clients, reconcile, records, targets::Outlook, view};
 use crate::{caller::Caller, eligibility, request::Request, state::words};
 
 /// Longest time that clients may get to finish, seconds.
@@ -76,9 +76,7 @@ pub(crate) async fn act(
         }
         None => None,
     };
-    // Shares that have ended are not in use.
-    share_end::expire(mps).await;
-    // Taking shares and operations use the lock too: neither may begin between the check and the end of the daemon.
+    // Grants of leases and operations use the lock too: neither may begin between the check and the end of the daemon.
     let turn = entry.turn.lock().await;
     if matches!(act, Act::Start | Act::Restart) {
         may_start(mps, caller, &label, &uuid, &entry)?;
@@ -86,7 +84,7 @@ pub(crate) async fn act(
     // Reconciliation sets and starts a daemon that is not desired yet, such as one that was stopped.
     let settles = mps.record(&uuid).stopped.is_some() || !entry.daemon.seen().wanted;
     let unless_used = !how.force;
-    if unless_used && ends_use(act, &entry.daemon.seen()) && !mps.shares_of(&uuid).is_empty() {
+    if unless_used && ends_use(act, &entry.daemon.seen()) && mps.is_leased(&uuid) {
         // Clients that came since the last check are named, too.
         entry.daemon.fresh(Duration::ZERO).await;
         return Err(in_use(mps, caller, act, &uuid, &entry).await);
@@ -135,7 +133,7 @@ pub(crate) async fn act(
     view::one(mps, caller, &entry.short).await
 }
 
-/// Returns whether an act takes a daemon away from the shares of its target. The restart of a daemon that does not run
+/// Returns whether an act takes a daemon away from the leases on its target. The restart of a daemon that does not run
 /// does not.
 fn ends_use(act: Act, seen: &Seen) -> bool {
     match act {
@@ -181,18 +179,18 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
 /// Explains why a daemon in use is not stopped or restarted.
 async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry) -> ApiError {
     let (seen, label, name) = (entry.daemon.seen(), view::label(entry, uuid), view::name(entry));
-    let shares = mps.shares_of(uuid);
+    let leases = mps.leases_on(uuid);
     let inside = seen.clients.len() + seen.waiting.len();
-    let why = match (seen.clients_known, inside, shares.len()) {
+    let why = match (seen.clients_known, inside, leases.len()) {
         (false, _, _) | (true, 0, 0) => "gpushd cannot tell whether it has clients".to_owned(),
-        (true, 0, 1) => "1 share is in use".to_owned(),
-        (true, 0, shares) => format!("{shares} shares are in use"),
+        (true, 0, 1) => "1 lease is in use".to_owned(),
+        (true, 0, leases) => format!("{leases} leases are in use"),
         (true, 1, _) => "1 client is connected".to_owned(),
         (true, clients, _) => format!("{clients} clients are connected"),
     };
     let verb = act.verb();
     let mut error = ApiError::new(Code::Blocked, format!("cannot {verb} the MPS daemon of {label}: {why}"));
-    for client in clients::of(mps, &seen, &shares).await {
+    for client in clients::of(mps, &seen, &leases).await {
         let (Some(pid), true) = (client.pid, caller.viewer.may_see(client.uid)) else { continue };
         let whose = match (client.user, client.uid) {
             (Some(user), _) => user,
@@ -204,12 +202,14 @@ async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry)
     for pid in seen.waiting.iter().filter(|pid| caller.viewer.may_see(proc::owner(**pid))) {
         error = error.cause(format!("pid {pid} is connected and waits for a server"));
     }
-    for share in &shares {
-        error = error.cause(format!("share s{} of {}", share.id, words::actor(&share.by)));
+    for lease in &leases {
+        error = error.cause(lease.describe());
     }
     let force = format!("`gpushctl mps {verb} {name} --force`");
-    let hint = match (seen.clients_known && inside == 0, shares.first()) {
-        (true, Some(share)) => format!("release the share with `gpushctl mps release s{}`, or use {force}", share.id),
+    let hint = match (seen.clients_known && inside == 0, leases.first()) {
+        (true, Some(lease)) => {
+            format!("release the lease with `gpushctl lease release {}`, or use {force}", lease.id())
+        }
         _ => format!("wait for the clients with `gpushctl mps drain {name}`, or end them with {force}"),
     };
     error.hint(hint).retryable()

@@ -1,16 +1,15 @@
-//! The clients of a daemon: their processes, users and shares.
+//! The clients of a daemon: their processes, users and leases.
 //!
-//! A client names its share in its environment, where it can write anything. So the name counts only if the client's
-//! user holds that share. It is only shown, and grants nothing.
+//! A client names its lease in its environment, where it can write anything. So the name counts only if the client's
+//! user holds that lease. It is only shown, and grants nothing.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{MpsClient, ProcessKind};
 use gpush_mps::daemon::{DriverClients as Witness, Report as Seen, Request as Do};
-use gpush_store::MpsShare;
 
 use super::Mps;
-use crate::caller::Caller;
+use crate::{caller::Caller, state::OpenLease};
 
 /// How long a daemon may take for the request to end a client's work.
 const TERMINATE: Duration = Duration::from_secs(5);
@@ -40,27 +39,32 @@ pub(super) fn witness(mps: &Mps, gpu_uuid: &str, uuid: &str) -> Witness {
 /// A shared target, with what decides which processes may run there.
 #[derive(Debug)]
 pub(crate) struct SharedTarget {
-    /// Whether its daemon is desired. A stopped daemon, or one about to be removed, grants no shares.
+    /// Whether its daemon is desired. On a target whose daemon is stopped, or about to be removed, no lease is granted.
     pub(crate) is_given: bool,
-    shares: Vec<MpsShare>,
+    leases: Vec<OpenLease>,
 }
 
 impl SharedTarget {
-    /// Returns whether a user has a share of it.
+    /// Returns whether a user holds a lease on it.
     pub(crate) fn is_held_by(&self, uid: u32) -> bool {
-        self.shares.iter().any(|share| share.by.uid == uid)
+        self.leases.iter().any(|lease| lease.record.holder.uid == uid)
     }
 
-    /// Returns whether a name is that of one of a user's shares of it.
-    pub(crate) fn is_share_of(&self, name: &str, uid: u32) -> bool {
-        self.shares.iter().any(|share| share.by.uid == uid && format!("s{}", share.id) == name)
+    /// Returns whether a name is that of one of a user's leases on it.
+    pub(crate) fn is_lease_of(&self, name: &str, uid: u32) -> bool {
+        is_lease_of(&self.leases, name, Some(uid))
     }
+}
+
+/// Returns whether a name is that of a lease of the user.
+fn is_lease_of(leases: &[OpenLease], name: &str, uid: Option<u32>) -> bool {
+    leases.iter().any(|lease| Some(lease.record.holder.uid) == uid && lease.id().to_string() == name)
 }
 
 /// Returns the shared target of a GPU or MIG device; `None` when it is not shared.
 pub(crate) fn sharing(mps: &Mps, uuid: &str) -> Option<SharedTarget> {
     let entry = mps.entries().get(uuid).cloned()?;
-    Some(SharedTarget { is_given: entry.daemon.seen().wanted, shares: mps.shares_of(uuid) })
+    Some(SharedTarget { is_given: entry.daemon.seen().wanted, leases: mps.leases_on(uuid) })
 }
 
 /// Tells the daemon of a client to end the client's work on the GPU.
@@ -77,13 +81,13 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
 }
 
 /// Returns the clients of a daemon with their processes and users.
-pub(super) async fn of(mps: &Mps, seen: &Seen, shares: &[MpsShare]) -> Vec<MpsClient> {
+pub(super) async fn of(mps: &Mps, seen: &Seen, leases: &[OpenLease]) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;
     // Environments may be large, and their pages swapped out.
     let reader = mps.clone();
     let named = tokio::task::spawn_blocking(move || {
-        pids.into_iter().filter_map(|pid| Some((pid, (reader.handles.named_share)(pid)?))).collect()
+        pids.into_iter().filter_map(|pid| Some((pid, (reader.handles.named_lease)(pid)?))).collect()
     });
     let named: BTreeMap<u32, String> = named.await.unwrap_or_default();
     let mut clients = Vec::new();
@@ -91,29 +95,26 @@ pub(super) async fn of(mps: &Mps, seen: &Seen, shares: &[MpsShare]) -> Vec<MpsCl
         let (Ok(server), Ok(pid)) = (u32::try_from(*server), u32::try_from(*client)) else { continue };
         let person = people.get(&pid);
         let uid = person.map(|person| person.uid);
-        let share = named
-            .get(&pid)
-            .cloned()
-            .filter(|id| shares.iter().any(|one| format!("s{}", one.id) == *id && Some(one.by.uid) == uid));
+        let lease = named.get(&pid).cloned().filter(|name| is_lease_of(leases, name, uid));
         clients.push(MpsClient {
             pid: Some(pid),
             server: Some(server),
             uid,
             user: person.and_then(|person| person.user.clone()),
             command: person.and_then(|person| person.command.clone()),
-            share,
+            lease,
         });
     }
     clients
 }
 
 /// Returns conditions that the daemon does not prevent, one sentence each.
-pub(super) fn findings(seen: &Seen, clients: &[MpsClient], shares: &[MpsShare]) -> Vec<String> {
+pub(super) fn findings(seen: &Seen, clients: &[MpsClient], leases: &[OpenLease]) -> Vec<String> {
     let mut findings = seen.findings.clone();
-    let without = clients.iter().filter(|client| client.share.is_none()).count();
+    let without = clients.iter().filter(|client| client.lease.is_none()).count();
     if without > 0 {
         let who = if without == 1 { "1 client runs".to_owned() } else { format!("{without} clients run") };
-        findings.push(format!("{who} without a share: up to the daemon's own ceiling each"));
+        findings.push(format!("{who} without a lease: up to the daemon's own ceiling each"));
     }
     if let Some(most) =
         seen.policy.as_ref().map(|policy| policy.max_clients as usize).filter(|most| clients.len() > *most)
@@ -125,10 +126,10 @@ pub(super) fn findings(seen: &Seen, clients: &[MpsClient], shares: &[MpsShare]) 
     for uid in clients.iter().filter_map(|client| client.uid) {
         *uids.entry(uid).or_default() += 1;
     }
-    let holders: Vec<u32> = shares.iter().map(|share| share.by.uid).collect();
+    let holders: Vec<u32> = leases.iter().map(|lease| lease.record.holder.uid).collect();
     let strangers: usize = uids.iter().filter(|(uid, _)| !holders.contains(uid)).map(|(_, count)| count).sum();
     if strangers > 0 && !holders.is_empty() {
-        findings.push(format!("{strangers} of its clients belong to users who have no share"));
+        findings.push(format!("{strangers} of its clients belong to users who hold no lease"));
     }
     findings
 }

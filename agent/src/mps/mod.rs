@@ -1,9 +1,8 @@
-//! MPS on this host: one supervised control daemon for each target that the config shares through MPS, and the shares
-//! of these targets that users hold.
+//! MPS on this host: one supervised control daemon for each target that the config shares through MPS.
 //!
 //! ```text
 //! config, layouts of the GPUs ──────► core::sharing: which targets ──┐
-//! store: stopped by hand, set above the rule, shares ────────────────┼──► reconcile ─► Daemon (a task each)
+//! store: stopped, settings that override the rule; leases ───────────┼──► reconcile ─► Daemon (a task each)
 //! /run/gpush-mps: daemons that an agent before left running ─────────┘                  │
 //!                                                              nvidia-cuda-mps-control ◄┘ one a target
 //! ```
@@ -20,8 +19,8 @@
 //! | `records` | what is recorded of daemons |
 //! | `many` | whether a daemon can serve several users |
 //! | `missing` | errors for targets that gpushd does not have, or not yet |
-//! | `shares`, `share_end` | granting parts of a target, and their end |
-//! | `clients` | the clients of a daemon, and their shares |
+//! | `leases` | what leases need of targets: offers, admission of holders, clients |
+//! | `clients` | the clients of a daemon, and their leases |
 //! | `control_connection` | names the processes that keep a daemon from answering |
 //! | `act` | what administrators can do with a daemon |
 //! | `view` | daemons as the API shows them |
@@ -30,19 +29,18 @@ mod act;
 mod clients;
 mod compute_mode;
 mod control_connection;
+mod leases;
 mod many;
 mod missing;
 mod moves;
 mod reconcile;
 mod records;
-mod share_end;
-mod shares;
 mod targets;
 mod view;
 mod wakes;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     ops::Deref,
     path::PathBuf,
@@ -57,27 +55,27 @@ pub(crate) use gpush_mps::daemon::{
     server_processes::{Server, Servers},
 };
 use gpush_nvml::Hardware;
-use gpush_store::{MpsShare, MpsTarget, Store};
-use tokio::sync::watch;
+use gpush_store::{MpsTarget, Store};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
     act::{Act, act, set},
     clients::{SharedTarget, sharing, terminate},
+    leases::{
+        admit, client_settings, clients_now, daemons, named, not_serving, pipe_directory, prepare, serves, serving,
+        single_users, target,
+    },
     moves::{aside, bring_up, devices_serve, idle, plan, taken_away},
     reconcile::run,
     records::Lasting,
-    share_end::end as end_share,
-    shares::take as take_share,
     targets::find,
-    view::{SHARE_VARIABLE, all, health, logs_of, one},
+    view::{LEASE_VARIABLE, all, health, logs_of, one},
 };
 use crate::{
-    idempotency::Idempotency,
     lanes::Lanes,
     options::MPS_DIRECTORY,
     shared_gpus::SharedGpus,
-    state::{State, readings::Readings},
+    state::{OpenLease, State, readings::Readings},
     timeslice::Timeslice,
 };
 
@@ -108,16 +106,15 @@ pub(crate) struct Handles {
     pub(crate) users: Users,
     pub(crate) shared_gpus: SharedGpus,
     pub(crate) timeslice: Timeslice,
-    pub(crate) idempotency: Idempotency,
-    /// Returns the share that a process names in its environment.
-    pub(crate) named_share: NamedShare,
+    /// Returns the lease that a process names in its environment.
+    pub(crate) named_lease: NamedLease,
     pub(crate) stopping: CancellationToken,
     /// The uid that gpushd runs as.
     pub(crate) own_uid: u32,
 }
 
-/// Returns the share that a process names in its environment, by pid.
-pub(crate) type NamedShare = Arc<dyn Fn(u32) -> Option<String> + Send + Sync>;
+/// Returns the lease that a process names in its environment, by pid.
+pub(crate) type NamedLease = Arc<dyn Fn(u32) -> Option<String> + Send + Sync>;
 
 impl fmt::Debug for Handles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -136,7 +133,6 @@ pub(crate) struct Inner {
     programs: Option<PathBuf>,
     /// By UUID of the target.
     entries: Mutex<BTreeMap<String, Entry>>,
-    shares: Mutex<Vec<MpsShare>>,
     /// Records of targets, by UUID.
     records: Mutex<BTreeMap<String, MpsTarget>>,
     /// Why desired targets cannot exist, one sentence each, by UUID of the GPU.
@@ -149,11 +145,7 @@ pub(crate) struct Inner {
     many: Mutex<Option<many::Asked>>,
     /// Locked while the control daemon is asked about several users.
     asking_many: tokio::sync::Mutex<()>,
-    /// Whether the ends of shares can be recorded.
-    expiry: share_end::Expiry,
     wakes: Wakes,
-    /// Counts shares that end by themselves and were granted.
-    expiring: watch::Sender<u64>,
 }
 
 /// A target and its daemon's supervisor task.
@@ -166,20 +158,14 @@ struct Entry {
     /// As the config wants it; `None` when only a daemon is left of it.
     target: Option<Target>,
     daemon: Daemon,
-    /// Serializes changes of its shares and of its daemon.
+    /// Serializes changes of its users and of its daemon.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Mps {
     /// Creates the handle for daemons below `base`. `programs` is the directory of NVIDIA's programs where the config
     /// has its default.
-    pub(crate) fn new(
-        base: PathBuf,
-        programs: Option<PathBuf>,
-        shares: Vec<MpsShare>,
-        records: Vec<MpsTarget>,
-        handles: Handles,
-    ) -> Self {
+    pub(crate) fn new(base: PathBuf, programs: Option<PathBuf>, records: Vec<MpsTarget>, handles: Handles) -> Self {
         let records = records.into_iter().map(|record| (record.target.clone(), record)).collect();
         Self(Arc::new(Inner {
             handles,
@@ -187,16 +173,13 @@ impl Mps {
             base,
             programs,
             entries: Mutex::default(),
-            shares: Mutex::new(shares),
             records: Mutex::new(records),
             findings: Mutex::default(),
             open: Mutex::default(),
             moves: Mutex::default(),
             many: Mutex::default(),
-            expiry: Default::default(),
             asking_many: tokio::sync::Mutex::default(),
             wakes: Wakes::default(),
-            expiring: watch::Sender::new(0),
         }))
     }
 
@@ -264,10 +247,6 @@ impl Mps {
         self.moves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn shares(&self) -> MutexGuard<'_, Vec<MpsShare>> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn records(&self) -> MutexGuard<'_, BTreeMap<String, MpsTarget>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -282,7 +261,18 @@ impl Mps {
         Servers::of(&self.base, label, &self.handles.state.config().mps, self.handles.own_uid)
     }
 
-    fn shares_of(&self, uuid: &str) -> Vec<MpsShare> {
-        self.shares().iter().filter(|share| share.target == uuid).cloned().collect()
+    /// Uids of the users who are admitted to a target.
+    fn admitted(&self, uuid: &str) -> BTreeSet<u32> {
+        self.handles.state.leases().admitted(uuid)
+    }
+
+    /// Leases on a target that have not ended, in order of arrival.
+    fn leases_on(&self, uuid: &str) -> Vec<OpenLease> {
+        self.handles.state.leases().on_target(uuid).cloned().collect()
+    }
+
+    /// Whether a lease, or a grant that is being recorded, occupies a target.
+    fn is_leased(&self, uuid: &str) -> bool {
+        self.handles.state.leases().is_occupied(uuid)
     }
 }

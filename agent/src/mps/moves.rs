@@ -3,7 +3,7 @@
 //! Only an operation changes how a GPU is shared, never a reload alone:
 //!
 //! ```text
-//! plan ─► which daemons stand on what it takes away ─┬─ somebody has a share or a client ─► blocked, named
+//! plan ─► which daemons stand on what it takes away ─┬─ a lease or a client is there     ─► blocked, named
 //!                                                    └─ nobody has ─► stopped before all steps ─┐
 //!      ─► mode mps, and no daemon in force ─► brought up after all steps ───────────────────────┤
 //! end  ─► done: in force, or not any more, on record with it  ◄─────────────────────────────────┘
@@ -60,10 +60,10 @@ impl Mps {
     }
 
     /// Returns the processes that hold GPUs for no user: gpushd's daemons and servers without clients, on targets
-    /// without shares.
+    /// without leases.
     pub(crate) fn idle(&self) -> BTreeSet<u32> {
         let entries = self.entries().clone();
-        let idle = entries.iter().filter(|(uuid, entry)| users(self, uuid, entry).is_none());
+        let idle = entries.iter().filter(|(uuid, entry)| users(self, uuid, entry).is_empty());
         let pids = idle.flat_map(|(_, entry)| {
             let seen = entry.daemon.seen();
             seen.servers.iter().map(|(server, _)| *server).chain(seen.pid).collect::<Vec<_>>()
@@ -72,16 +72,23 @@ impl Mps {
     }
 }
 
-/// Returns a sentence on the shares and clients of a target; `None` when it has none.
-fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Option<String> {
-    let seen = entry.daemon.seen();
+/// Returns why a target is in use, one sentence each; nothing when it is not.
+fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
+    let (seen, label) = (entry.daemon.seen(), view::label(entry, uuid));
     if !seen.clients_known {
-        return Some(format!("whether {} has clients can't be told", view::label(entry, uuid)));
+        return vec![format!("whether {label} has clients can't be told")];
     }
-    let (shares, clients) = (mps.shares_of(uuid).len(), seen.clients.len() + seen.waiting.len());
-    let count = |n: usize, what: &str| (n > 0).then(|| format!("{n} {what}{}", if n == 1 { "" } else { "s" }));
-    let both: Vec<String> = [count(shares, "share"), count(clients, "client")].into_iter().flatten().collect();
-    (!both.is_empty()).then(|| format!("{} has {}", view::label(entry, uuid), both.join(" and ")))
+    let mut users: Vec<String> =
+        mps.leases_on(uuid).iter().map(|lease| format!("{label} has {}", lease.describe())).collect();
+    if users.is_empty() && mps.is_leased(uuid) {
+        users.push(format!("a lease on {label} is being granted"));
+    }
+    match seen.clients.len() + seen.waiting.len() {
+        0 => {}
+        1 => users.push(format!("{label} has 1 client")),
+        clients => users.push(format!("{label} has {clients} clients")),
+    }
+    users
 }
 
 /// Processes that hold GPUs for no user. The daemons of the GPUs in `asked` are polled now, since a plan must not refuse
@@ -95,18 +102,19 @@ pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
     mps.idle()
 }
 
-/// Returns what a plan takes away on its GPU, with or without shares. A waiting operation reserves this. A refused plan
-/// takes nothing away.
-pub(crate) fn taken_away(mps: &Mps, gpu: &Gpu, plan: &GpuPlan) -> Reserve {
+/// Returns what a plan takes away on its GPU, leased or not. A waiting operation reserves this. A refused plan takes
+/// nothing away.
+pub(crate) fn taken_away(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     if plan.error.is_some() {
         return Reserve::Targets(BTreeSet::new());
     }
     if plan.mig_mode().is_some() || plan.reset().is_some() {
         return Reserve::Gpu;
     }
-    let entries = mps.entries();
-    let those = entries.iter().filter(|(uuid, entry)| entry.gpu_uuid == gpu.uuid && ends(gpu, plan, uuid));
-    Reserve::Targets(those.map(|(uuid, _)| uuid.clone()).collect())
+    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+    let devices = instances.flat_map(|instance| &instance.compute).filter_map(|compute| compute.uuid.as_ref());
+    let targets = devices.chain([&gpu.uuid]);
+    Reserve::Targets(targets.filter(|uuid| ends(gpu, plan, uuid)).cloned().collect())
 }
 
 /// Fills in which daemons each plan ends and starts. Refuses plans that would end a daemon in use.
@@ -128,18 +136,21 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         if plan.error.is_some() && !held {
             continue;
         }
-        let used: Vec<(&Entry, String)> =
-            ended.iter().filter_map(|(uuid, entry)| Some((*entry, users(mps, uuid, entry)?))).collect();
+        let used: Vec<(&Entry, Vec<String>)> = ended
+            .iter()
+            .map(|(uuid, entry)| (*entry, users(mps, uuid, entry)))
+            .filter(|(_, who)| !who.is_empty())
+            .collect();
         if let Some((first, _)) = used.first() {
-            let message = format!("GPU {} is shared through MPS, and somebody has a part of it", gpu.index);
+            let message = format!("GPU {} is shared through MPS, and in use", gpu.index);
             let name = view::name(first);
-            let error =
-                used.iter().fold(ApiError::new(Code::Blocked, message), |error, (_, who)| error.cause(who.clone()));
+            let mut error = ApiError::new(Code::Blocked, message);
+            error.causes.extend(used.iter().flat_map(|(_, who)| who.iter().cloned()));
             *plan = plan.without_steps().refused(
                 error
                     .hint(format!(
-                        "`gpushctl mps show {name}` says who. A share ends with `gpushctl mps release SHARE`, its clients when \
-                         they have finished; `--wait` waits for both"
+                        "see them with `gpushctl mps show {name}`; wait for them with `--wait`, or revoke leases with \
+                         `gpushctl lease revoke LEASE --reason TEXT --end`"
                     ))
                     .retryable(),
             );
@@ -194,16 +205,19 @@ fn ends(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
 /// target in errors.
 ///
 /// # Errors
-/// When the daemon does not end, or has a share or a client by now.
+/// When the daemon does not end, or has a lease or a client by now.
 pub(crate) async fn aside(mps: &Mps, operation: &str, gpu: &str, uuid: &str, label: &str) -> Result<(), ApiError> {
     // A daemon that ended after the plan was made needs nothing.
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
-    // From here on there are no new shares and no new clients.
+    // From here on there are no new leases and no new clients.
     let turn = entry.turn.lock().await;
     let shut = entry.daemon.have(Do::Shut).await;
-    if let Some(used) = users(mps, uuid, &entry) {
+    let used = users(mps, uuid, &entry);
+    if !used.is_empty() {
         let _it_is = entry.daemon.have(Do::Open).await;
-        return Err(ApiError::new(Code::Blocked, format!("{label} came into use")).cause(used).retryable());
+        let mut error = ApiError::new(Code::Blocked, format!("{label} came into use")).retryable();
+        error.causes = used;
+        return Err(error);
     }
     shut?;
     mps.moves().entry(operation.to_owned()).or_default().aside.insert(uuid.to_owned());

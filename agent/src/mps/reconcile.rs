@@ -29,7 +29,7 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::task::JoinSet;
 
 use super::{
-    Entry, Mps, compute_mode, many, records, share_end,
+    Entry, Mps, compute_mode, many, records,
     targets::{can_be_judged, enter, may_come, program, wanted},
 };
 use crate::{
@@ -37,14 +37,12 @@ use crate::{
     state::{GpuSnapshot, HostState},
 };
 
-/// Interval of reconciliation without a reported change, and of checks whether a share has ended, while there are
-/// shares that end by themselves.
-const INTERVAL: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(1));
+/// Interval of reconciliation without a reported change.
+const INTERVAL: Duration = Duration::from_secs(30);
 
 /// Keeps the daemons until the agent stops. The daemons outlive it.
 pub(crate) async fn run(mps: Mps) {
     let mut snapshots = mps.handles.state.watch();
-    let mut expiring = mps.expiring.subscribe();
     let mut reconcilers = JoinSet::new();
     let mut reconciled = BTreeSet::new();
     loop {
@@ -55,17 +53,11 @@ pub(crate) async fn run(mps: Mps) {
                 reconcilers.spawn(keep(mps.clone(), uuid));
             }
         }
-        // Whether a share has ended is known from the kernel and the clock, not from the driver.
-        for gpu in share_end::expire(&mps).await {
-            mps.wakes.wake(&gpu);
-        }
-        let next = if share_end::end_by_themselves(&mps) { INTERVAL.1 } else { INTERVAL.0 };
         let is_new = |host: &Arc<HostState>| host.gpus.iter().any(|gpu| !reconciled.contains(&gpu.gpu.uuid));
         tokio::select! {
             () = mps.handles.stopping.cancelled() => break,
             _ = snapshots.wait_for(is_new) => {}
-            _ = expiring.changed() => {}
-            () = tokio::time::sleep(next) => {}
+            () = tokio::time::sleep(INTERVAL) => {}
         }
     }
     reconcilers.join_all().await;
@@ -90,7 +82,7 @@ async fn keep(mps: Mps, gpu_uuid: String) {
             () = stopping.cancelled() => return,
             _ = snapshots.wait_for(|host| has_changed(&before, host, &gpu_uuid)) => {}
             _ = wakeups.changed() => {}
-            () = tokio::time::sleep(INTERVAL.0) => {}
+            () = tokio::time::sleep(INTERVAL) => {}
         }
     }
 }
@@ -181,7 +173,8 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         // its GPU waits for a new layout.
         let stands = mps.is_in_force(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
             || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
-        if target.is_none() && !aside && (unseen || stands) {
+        // A reload lets leases finish.
+        if target.is_none() && !aside && (unseen || stands || mps.is_leased(&uuid)) {
             continue;
         }
         let wanted = target.map(|target| Box::new(wanted(mps, &config, &entry, &target, driver.clone())));
@@ -208,8 +201,8 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
         // Before the daemon starts, so that no program gets on the GPU past it.
         compute_mode::take(mps, target, wanted.policy.compute_mode).await;
     }
-    // Under the lock: stopping, putting aside and share requests use it too. So this neither starts a daemon that was
-    // stopped meanwhile, nor revokes access for a share that is being recorded.
+    // Under the lock: stopping, putting aside and grants use it too. So this does not start a daemon that was stopped
+    // meanwhile.
     let turn = entry.turn.lock().await;
     let aside = mps.moving().aside.contains(uuid);
     let stopped = mps.record(uuid).stopped;
@@ -226,8 +219,7 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
             tracing::error!(mps = entry.short, "{error}");
         }
     }
-    let users = mps.shares_of(uuid).iter().map(|share| share.by.uid).collect();
-    if let Err(error) = entry.daemon.have(Do::Users(users)).await {
+    if let Err(error) = entry.daemon.have(Do::Users(mps.admitted(uuid))).await {
         tracing::error!(mps = entry.short, "{error}");
     }
     drop(turn);
@@ -242,8 +234,7 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
         }
         return;
     }
-    // The daemon is gone, and its purpose too. Its shares end first: a target that is not listed any more has none.
-    share_end::end_all_of(mps, uuid).await;
+    // The daemon is gone, and its purpose too.
     compute_mode::put_back(mps, uuid).await;
     place.remove();
     mps.entries().remove(uuid);

@@ -73,7 +73,7 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
     let (shared, of) = (mps.clone(), uuid.to_owned());
     let on_record: OnRecord = Arc::new(move || match shared.record(&of).stopped {
         Some(_) => BTreeSet::new(),
-        None => shared.shares_of(&of).iter().map(|share| share.by.uid).collect(),
+        None => shared.admitted(&of),
     });
     let shared = mps.clone();
     let hands_off = Arc::new(move || {
@@ -121,7 +121,7 @@ impl Outlook {
         self.decided.targets.iter().any(|target| !known.contains(&target.uuid) && comes(target))
     }
 
-    /// Returns why a target with a daemon is to be removed. Its shares and clients may finish.
+    /// Returns why a target with a daemon is to be removed. Its leases and clients may finish.
     pub(super) fn ends(&self, uuid: &str, entry: &Entry) -> Option<String> {
         let gpu = self.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid)?;
         let is_wanted = self.decided.targets.iter().any(|target| target.uuid == uuid);

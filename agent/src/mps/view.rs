@@ -12,7 +12,7 @@ use gpush_mps::daemon::{Report as Seen, log};
 use jiff::Unit;
 
 use super::{
-    Entry, Mps, clients, compute_mode, control_connection, many, missing, share_end, shares,
+    Entry, Mps, clients, compute_mode, control_connection, leases, many, missing,
     targets::{self, Outlook},
 };
 use crate::{
@@ -27,8 +27,8 @@ const FRESH: Duration = Duration::from_secs(1);
 /// The hint for a GPU that is too old for MPS.
 pub(super) const OTHER_MODE: &str = "give its rule another mode, such as \"exclusive\" or \"timeslice\"";
 
-/// Names the share in a client's environment.
-pub(crate) const SHARE_VARIABLE: &str = "GPUSH_MPS_SHARE";
+/// Names the lease in a client's environment.
+pub(crate) const LEASE_VARIABLE: &str = "GPUSH_LEASE";
 
 /// Returns the state of a daemon.
 pub(super) fn state(seen: &Seen) -> MpsState {
@@ -180,7 +180,6 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
 /// # Errors
 /// When there are no daemons and the GPUs are not known: an empty list would look complete.
 pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, ApiError> {
-    share_end::expire(mps).await;
     let entries = mps.entries().clone();
     if entries.is_empty() {
         missing::gpus_known(&mps.handles.state.now())?;
@@ -210,7 +209,6 @@ fn in_order(one: &MpsDaemon, other: &MpsDaemon) -> Ordering {
 /// When it names no daemon, or several.
 pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(mps, text)?;
-    share_end::expire(mps).await;
     // A caller who asks for one daemon gets its current state. A daemon answers one connection at a time, so only
     // administrators cause a poll each time.
     let seen = entry.daemon.fresh(if caller.viewer.is_admin() { Duration::ZERO } else { FRESH }).await;
@@ -295,13 +293,13 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
             .collect(),
         clients: Vec::new(),
         clients_known: seen.clients_known,
-        shares: Vec::new(),
-        shares_percent: 0,
+        leases: Vec::new(),
+        granted_percent: 0,
     }
 }
 
 async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&str, &Entry), seen: Seen) -> MpsDaemon {
-    let held = mps.shares_of(uuid);
+    let held = mps.leases_on(uuid);
     let clients = clients::of(mps, &seen, &held).await;
     let mut findings = clients::findings(&seen, &clients, &held);
     if entry.target.as_ref().is_some_and(|target| target.policy.users == MpsUsers::Many) {
@@ -325,15 +323,15 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
         (Some(why), Some(gpu)) => findings.push(match gpu.mode {
             // gpushd does nothing to a GPU that no rule claims, so no request is needed.
             Mode::Unmanaged => {
-                format!("nobody gets a share any more: {why}; who has one may finish, then it ends by itself")
+                format!("no lease is granted: {why}; running leases may finish, then the daemon ends")
             }
             Mode::Exclusive | Mode::Mig | Mode::Mps | Mode::Timeslice => format!(
-                "nobody gets a share any more: {why}; who has one may finish, then `gpushctl apply {}` ends it",
+                "no lease is granted: {why}; running leases may finish, then `gpushctl apply {}` ends the daemon",
                 gpu.index
             ),
         }),
         (_, gpu) => {
-            findings.extend(gpu.and_then(|gpu| eligibility::refusal(gpu, "a share")).map(|error| error.message));
+            findings.extend(gpu.and_then(|gpu| eligibility::refusal(gpu, "a lease")).map(|error| error.message));
         }
     }
     for server in &mut daemon.servers {
@@ -343,10 +341,10 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
             None => None,
         };
     }
-    let tenths: u32 = held.iter().map(|share| u32::from(share.settings.percentage.tenths())).sum();
-    let shares: Vec<_> = held.iter().map(|share| shares::shown(share, &entry.short)).collect();
-    // Every user may see this, as in the shares: a user who waits for the daemon needs to know who uses it.
-    let taken = !shares.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
+    let tenths: u32 = held.iter().map(|lease| leases::tenths_on(lease, uuid)).sum();
+    let leases: Vec<_> = held.iter().map(|lease| lease.shown(caller.viewer)).collect();
+    // Every user may see this, as in the leases: a user who waits for the daemon needs to know who uses it.
+    let taken = !leases.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
     let uid = seen.user.filter(|_| taken);
     let user = match uid {
         Some(uid) => mps.handles.users.user(uid).await,
@@ -357,8 +355,8 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
         // A stopped daemon did not get the desired settings, so they are filled in here.
         daemon.wanted = targets::policy(mps, target);
     }
-    let shares_percent = tenths.div_ceil(10);
-    let mut daemon = MpsDaemon { findings, clients, shares, shares_percent, uid, user, rule, ..daemon };
+    let granted_percent = tenths.div_ceil(10);
+    let mut daemon = MpsDaemon { findings, clients, leases, granted_percent, uid, user, rule, ..daemon };
     redact::mps(&mut daemon, caller.viewer);
     daemon
 }

@@ -1,14 +1,14 @@
-//! Operations: what is being done, what was done, and who waits for it.
+//! Operations: those that run, those that ended, and the clients that wait for them.
 //!
-//! The states are those of [`gpush_api::operation`]. Those that go on live in memory, each with its
-//! watchers; all of them are in the journal, which answers for those that ended. Recovery in `apply` takes over what a
-//! gpushd that died left behind.
+//! The states are those of [`gpush_api::operation`]. Unfinished operations are in memory, each with its
+//! watchers. The journal has all operations, and answers for those that ended. Recovery in `apply` takes over
+//! those of a gpushd that died.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `ending` | the record of an end, and ends that could not be recorded at once |
 //! | `naming` | GPUs in the error of an operation |
-//! | `ongoing` | one operation that has not ended, for whoever carries it out |
+//! | `ongoing` | one unfinished operation, for the task that executes it |
 //! | `wire` | a record of the journal as the API shows it |
 
 mod ending;
@@ -39,7 +39,7 @@ use crate::{
     state::{Events, words},
 };
 
-/// Kind of the operations that apply the layouts of a boot.
+/// Kind of the operations that apply layouts at boot.
 pub(crate) const START: &str = "mig.start";
 
 /// All operations. A handle, cheap to clone.
@@ -51,10 +51,10 @@ struct Inner {
     store: Store,
     events: Events,
     lanes: Lanes,
-    /// Those that have not ended, and those whose end could not be recorded.
+    /// Operations that have not ended, and those whose end could not be recorded.
     live: Mutex<BTreeMap<OperationId, Live>>,
     unrecorded: ending::Unrecorded,
-    /// GPUs, by UUID, of the operations that callers began in the life of this gpushd.
+    /// GPUs, by UUID, on which callers began operations since this gpushd started.
     requested: Mutex<BTreeSet<String>>,
 }
 
@@ -63,30 +63,29 @@ struct Live {
     watch: watch::Sender<Operation>,
     cancelled: CancellationToken,
     cancelled_by: Arc<OnceLock<Actor>>,
-    /// Begun by an agent before this one.
+    /// Begun by a previous gpushd.
     taken_over: bool,
 }
 
-/// What is recorded together with a new operation, in its transaction. It may be called more than
-/// once.
+/// Further changes in the transaction of a new operation. It may be called more than once.
 pub(crate) type Also = Box<dyn FnMut(&mut Tx<'_>, &OperationRecord) -> Result<(), StoreError> + Send>;
 
-/// An operation that shall be.
+/// A new operation.
 pub(crate) struct New {
-    /// What it does: `mig.apply`.
+    /// Its kind: `mig.apply`.
     pub(crate) kind: String,
-    /// Who asked.
+    /// The caller.
     pub(crate) by: Actor,
-    /// Why.
+    /// The caller's reason.
     pub(crate) reason: Option<String>,
-    /// How things are, and what they are to become.
+    /// The previous state and the plan.
     pub(crate) intent: Intent,
-    /// What is recorded with it.
+    /// Further changes in its transaction.
     pub(crate) also: Also,
 }
 
 impl Operations {
-    /// Operations of this store, none of them running yet.
+    /// Creates the operations of this store, none of them running yet.
     pub(crate) fn new(store: Store, events: Events, lanes: Lanes) -> Self {
         let unrecorded = ending::Unrecorded::default();
         Self(Arc::new(Inner { store, events, lanes, live: Mutex::default(), unrecorded, requested: Mutex::default() }))
@@ -100,20 +99,20 @@ impl Operations {
         self.0.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins none from now on, because of `why`. Those that are queued stay so.
+    /// Begins no more operations, because of `why`. Queued ones stay queued.
     ///
     /// # Errors
-    /// Which GPU is whose, when one is being changed.
+    /// If a GPU is being changed: the GPU and the operation.
     pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
         self.0.lanes.close(why)
     }
 
-    /// Begins them again.
+    /// Permits operations to begin again.
     pub(crate) fn open(&self) {
         self.0.lanes.open();
     }
 
-    /// Why none is begun.
+    /// Returns why no operations begin.
     pub(crate) fn closed(&self) -> Option<ApiError> {
         self.0.lanes.closed()
     }
@@ -121,12 +120,12 @@ impl Operations {
     /// Refuses a GPU that an operation is changing.
     ///
     /// # Errors
-    /// Which operation.
+    /// Names the operation.
     pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
         self.0.lanes.at_rest(index, uuid)
     }
 
-    /// How far the operation is that is changing the GPU.
+    /// Returns the progress of the operation that is changing the GPU.
     pub(crate) fn progress(&self, uuid: &str) -> Option<StepState> {
         self.live().values().find_map(|live| {
             let operation = live.watch.borrow();
@@ -136,7 +135,7 @@ impl Operations {
         })
     }
 
-    /// Number of operations that have begun and not ended.
+    /// Returns the number of operations that have begun and not ended.
     pub(crate) fn unfinished(&self) -> usize {
         let goes_on = |live: &&Live| match live.watch.borrow().state {
             OperationState::Running | OperationState::Cancelling => true,
@@ -150,10 +149,10 @@ impl Operations {
         self.live().values().filter(goes_on).count()
     }
 
-    /// Refuses what would begin or change something while gpushd is about to end.
+    /// Refuses changes while gpushd is about to stop.
     ///
     /// # Errors
-    /// [`Code::Unavailable`] then.
+    /// [`Code::Unavailable`] in that case.
     pub(crate) fn not_stopping(&self, stopping: &CancellationToken) -> Result<(), ApiError> {
         if !stopping.is_cancelled() {
             return Ok(());
@@ -167,10 +166,10 @@ impl Operations {
         Err(error.hint("ask again when it has started: `systemctl status gpushd`").retryable())
     }
 
-    /// Records an operation as begun: the first driver call may be made once this returns.
+    /// Records an operation as begun. The first driver call may follow once this returns.
     ///
     /// # Errors
-    /// When it can't be recorded; then there is none.
+    /// If it cannot be recorded; then there is no operation.
     pub(crate) async fn begin(&self, claim: Claim, new: New) -> Result<Arc<Ongoing>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let (record, mut intent) = self.record(new, |tx, new| tx.begin(new)).await?;
@@ -181,7 +180,7 @@ impl Operations {
         Ok(ongoing)
     }
 
-    /// Remembers the GPUs of an operation that has begun, unless it applies the layouts of a boot.
+    /// Remembers the GPUs of an operation that has begun, unless it applies layouts at boot.
     fn note_begun(&self, operation: &Operation) {
         if operation.kind != START {
             let gpus = operation.plans.iter().map(|plan| plan.uuid.clone());
@@ -189,8 +188,8 @@ impl Operations {
         }
     }
 
-    /// Whether an operation with another purpose than the layouts of a boot has begun on a GPU since gpushd started.
-    /// GPUs that are only reset with those of an operation do not count.
+    /// Returns whether an operation other than one for layouts at boot has begun on a GPU since gpushd started.
+    /// GPUs that are only reset together with others do not count.
     pub(crate) fn began_on(&self, uuid: &str) -> bool {
         self.0.requested.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
@@ -198,7 +197,7 @@ impl Operations {
     /// Records an operation as queued.
     ///
     /// # Errors
-    /// When it can't be recorded; then there is none.
+    /// If it cannot be recorded; then there is no operation.
     pub(crate) async fn enqueue(&self, new: New) -> Result<Arc<Ongoing>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let record = self.record(new, |tx, new| tx.enqueue(new)).await?;
@@ -210,7 +209,7 @@ impl Operations {
         new: New,
         insert: fn(&mut Tx<'_>, NewOperation) -> Result<OperationRecord, StoreError>,
     ) -> Result<(OperationRecord, Intent), ApiError> {
-        // What the operations before it changed comes before what it changes.
+        // Changes of earlier operations must precede its own.
         self.record_ends().await?;
         let New { kind, by, reason, intent, mut also } = new;
         let progress = intent.gpus.iter().map(|gpu| wire::not_begun(&gpu.plan)).collect();
@@ -223,12 +222,12 @@ impl Operations {
         Ok((written.await?, intent))
     }
 
-    /// Takes over one that an agent before this one left, without its GPUs.
+    /// Takes over an operation that a previous agent left, without claiming its GPUs.
     pub(crate) fn take_over(&self, left: &UnfinishedOperation) -> Arc<Ongoing> {
         self.admit((left.record.clone(), left.intent.clone()), None, true)
     }
 
-    /// Whether an operation that was taken over still has the GPU.
+    /// Returns whether an operation that was taken over still has the GPU.
     pub(crate) fn is_being_recovered(&self, uuid: &str) -> bool {
         let concerns = |live: &&Live| {
             let operation = live.watch.borrow();
@@ -259,10 +258,10 @@ impl Operations {
         Arc::new(Ongoing { id, operations: self.clone(), watch, cancelled, cancelled_by, claim: Mutex::new(claim) })
     }
 
-    /// The last `limit` before operation `before`, newest first.
+    /// Returns the last `limit` operations before `before`, newest first.
     ///
     /// # Errors
-    /// When the journal can't be read.
+    /// If the journal cannot be read.
     pub(crate) async fn list(
         &self,
         before: Option<OperationId>,
@@ -270,7 +269,7 @@ impl Operations {
     ) -> Result<Vec<OperationSummary>, ApiError> {
         let records = self.store().read(move |view| view.latest_operations(before, limit)).await?;
         let live = self.live();
-        // Memory is ahead of the journal for those that go on.
+        // For unfinished operations, memory is newer than the journal.
         let newest = |record: OperationRecord| match live.get(&record.id) {
             Some(live) => OperationSummary::from(&*live.watch.borrow()),
             None => OperationSummary::from(&wire::operation(record, Intent::default())),
@@ -278,10 +277,10 @@ impl Operations {
         Ok(records.into_iter().map(newest).collect())
     }
 
-    /// One as it is now.
+    /// Returns the present state of an operation.
     ///
     /// # Errors
-    /// When there is none of that id, or the journal can't be read.
+    /// If there is no such operation, or the journal cannot be read.
     pub(crate) async fn get(&self, id: &str) -> Result<Operation, ApiError> {
         let number = wire::id(id);
         if let Some(live) = number.and_then(|number| self.live().get(&number).cloned()) {
@@ -302,10 +301,10 @@ impl Operations {
         }
     }
 
-    /// One once its revision is another than `after`, or as it is after `wait`.
+    /// Returns an operation once its revision differs from `after`, or its state after `wait`.
     ///
     /// # Errors
-    /// Those of [`Operations::get`].
+    /// As [`Operations::get`].
     pub(crate) async fn wait(&self, id: &str, after: u64, wait: Duration) -> Result<Operation, ApiError> {
         let live = wire::id(id).and_then(|number| self.live().get(&number).cloned());
         let Some(live) = live else { return self.get(id).await };
@@ -315,11 +314,10 @@ impl Operations {
         Ok(watch.borrow().clone())
     }
 
-    /// Wants an operation taken back, on record, together with the answer under its key. It ends by
-    /// itself then.
+    /// Records a cancellation, together with the answer under its key. The operation then ends by itself.
     ///
     /// # Errors
-    /// When there is none of that id, it has ended, or the wish can't be recorded.
+    /// If there is no such operation, it has ended, or the cancellation cannot be recorded.
     pub(crate) async fn cancel(&self, id: &str, by: Actor, key: Option<Key>) -> Result<Operation, ApiError> {
         let live = wire::id(id).and_then(|number| self.live().get(&number).cloned().map(|live| (number, live)));
         let Some((number, live)) = live.filter(|(_, live)| !live.watch.borrow().state.is_final()) else {
@@ -340,21 +338,21 @@ impl Operations {
             object: audit.object.clone(),
             by: Some(by.clone()),
             reason: None,
-            uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
+            gpu_uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
         };
         let author = by.clone();
-        // On record before anybody is told: the agent after this one takes it back too.
+        // Recorded before the answer: a next agent will also roll it back.
         let recorded = self.store().write_ending(move |tx| {
             if let Some(key) = &key {
                 key.keep(tx, number)?;
             }
             tx.audit(audit.clone())?;
-            // Recorded as its end only if it was not begun.
-            tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing of it was done"))
+            // This records its end only if it has not begun.
+            tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing was changed"))
         });
         let stage = recorded.await?.stage;
         self.0.events.publish(Happening::Change(change));
-        // The first one who asked: a second one finds it cancelled.
+        // The first canceller counts; a second one finds it cancelled.
         let _ = live.cancelled_by.set(by);
         live.watch.send_if_modified(|operation| {
             let goes_back = stage == OperationState::Cancelling && !operation.state.is_final();
@@ -369,7 +367,7 @@ impl Operations {
         Ok(live.watch.borrow().clone())
     }
 
-    /// Ends an operation whose work broke off; its GPUs are free already.
+    /// Ends an operation whose task has failed; its GPUs are already free.
     pub(crate) async fn abandon(&self, id: OperationId, error: ApiError) {
         let Some(live) = self.live().get(&id).cloned() else { return };
         let recorded = self.end(id, OperationState::Failed, Some(error.clone())).await;
@@ -385,7 +383,7 @@ impl Operations {
         }
     }
 
-    /// Records the end of one that goes on in memory, or has ended there.
+    /// Records the end of an operation that is in memory.
     async fn end(&self, id: OperationId, state: OperationState, error: Option<ApiError>) -> Result<(), StoreError> {
         let told = self.live().get(&id).map_or(0, |live| live.watch.borrow().revision);
         let written = self.store().write_ending(move |tx| {
@@ -395,17 +393,17 @@ impl Operations {
         written.await
     }
 
-    /// The journal answers for it from now on.
+    /// From now on the journal answers for it.
     fn forget(&self, id: OperationId) {
         self.live().remove(&id);
     }
 }
 
-/// The GPUs that plans need for themselves, as a refusal names them.
+/// Returns the GPUs that plans must claim, as an error names them.
 pub(crate) fn gpus<'a>(plans: impl IntoIterator<Item = &'a GpuPlan> + Clone) -> Vec<(u32, String)> {
     let own = plans.clone().into_iter().map(|plan| (plan.gpu, plan.uuid.clone()));
     let mut gpus: Vec<(u32, String)> = own.collect();
-    // What is reset along with one is nobody else's meanwhile.
+    // GPUs that are reset together with one are claimed too.
     for plan in plans {
         for peer in plan.reset().into_iter().flat_map(|reset| &reset.together) {
             if gpus.iter().all(|(_, known)| *known != peer.uuid) {
@@ -416,7 +414,7 @@ pub(crate) fn gpus<'a>(plans: impl IntoIterator<Item = &'a GpuPlan> + Clone) -> 
     gpus
 }
 
-/// Why an operation is taken back that somebody cancelled.
+/// Returns the error of an operation that was cancelled.
 fn cancelled(id: OperationId, by: Option<&Actor>) -> ApiError {
     let by = by.map_or_else(String::new, |by| format!(" by {}", words::actor(by)));
     ApiError::new(Code::Cancelled, format!("operation {id} was cancelled{by}"))

@@ -1,19 +1,18 @@
-//! GPUs in the error of an operation: each by index and UUID where it is named first, by its index
-//! after that.
+//! Names of GPUs in an operation's error: the first mention has index and UUID, later ones only the index.
 //!
-//! Sentences come from several layers, of which each names the GPU for those who see it alone. Beside
-//! each other they would say the same 36 characters over and over. Commands keep the UUID.
+//! The sentences come from several layers, each of which names the GPU in full. Together they would repeat the
+//! same 36 characters. Commands keep the UUID.
 
 use gpush_api::{ApiError, GpuPlan};
 
-/// One GPU, and whether it was named in full.
+/// A GPU, and whether it was already named in full.
 struct Name {
     index: u32,
     uuid: String,
     told: bool,
 }
 
-/// The error with each GPU of `plans` named once.
+/// Returns the error with each GPU of `plans` named in full once.
 pub(crate) fn once(mut error: ApiError, plans: &[GpuPlan]) -> ApiError {
     let name = |plan: &GpuPlan| Name { index: plan.gpu, uuid: plan.uuid.clone(), told: plan.uuid.is_empty() };
     let mut names: Vec<Name> = plans.iter().map(name).filter(|name| !name.told).collect();
@@ -37,17 +36,17 @@ fn of_sentence(sentence: &mut String, names: &mut [Name]) {
     }
 }
 
-/// A sentence in which a GPU is named, the first time of all in full.
+/// Returns a sentence that names a GPU, in full at the first mention.
 fn named(sentence: &str, name: &mut Name) -> String {
     let Name { index, uuid, told } = name;
     let (index, full) = (format!("GPU {index}"), format!("GPU {index} ({uuid})"));
-    // A driver's sentence begins with its GPU, which the one before it has named.
+    // A driver's message begins with the GPU, which the previous sentence has named.
     let sentence = match sentence.strip_prefix(&format!("{uuid}: ")) {
         Some(rest) if *told => rest,
         Some(_) | None => sentence,
     };
     let mut out = String::new();
-    // Every other part stands between backquotes.
+    // Every other part is between backquotes.
     for (at, part) in sentence.split('`').enumerate() {
         if at > 0 {
             out.push('`');
@@ -76,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_is_named_in_full_once_and_commands_keep_its_uuid() {
+    fn gpu_is_named_in_full_once_and_commands_keep_uuid() {
         let plans = [(1, "GPU-aaaa"), (12, "GPU-bbbb")].map(|(gpu, uuid)| GpuPlan {
             gpu,
             uuid: uuid.to_owned(),

@@ -1,8 +1,8 @@
-//! One operation that has not ended, for whoever carries it out.
+//! One unfinished operation, for the task that executes it.
 //!
-//! What matters after a crash is in the journal before it happens: the intent before the first
-//! driver call, the turn to rolling back before the first step back, the end before anybody hears
-//! of it. Progress is for people: it is written without waiting.
+//! Whatever recovery needs is in the journal before it happens: the intent before the first driver call, the
+//! rollback before its first step, the end before it is published. Progress is for people and is written
+//! without waiting.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -18,57 +18,57 @@ use super::{
 };
 use crate::lanes::Claim;
 
-/// An event of an operation.
+/// Content of an operation's event.
 #[derive(Debug, Default)]
 struct Told {
-    /// What was just noted of it.
+    /// The new note.
     note: Option<String>,
 }
 
-/// Notes that are kept.
+/// Maximum number of notes.
 const MOST_NOTES: usize = 16;
 
-/// An operation that goes on. Its GPUs are free once it is dropped.
+/// An unfinished operation. Its GPUs are free once it is dropped.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
     pub(super) id: OperationId,
     pub(super) operations: Operations,
     pub(super) watch: watch::Sender<Operation>,
-    /// Somebody wants it taken back.
+    /// Cancelled when a caller cancels the operation.
     pub(super) cancelled: CancellationToken,
-    /// Who does, set before `cancelled` is.
+    /// The canceller, set before `cancelled`.
     pub(super) cancelled_by: Arc<OnceLock<Actor>>,
     pub(super) claim: Mutex<Option<Claim>>,
 }
 
 impl Ongoing {
-    /// As it is now.
+    /// Returns its present state.
     pub(crate) fn snapshot(&self) -> Operation {
         self.watch.borrow().clone()
     }
 
-    /// Its id, `op-<number>`.
+    /// Returns its id, `op-<number>`.
     pub(crate) fn id(&self) -> String {
         self.id.to_string()
     }
 
-    /// Its number in the journal.
+    /// Returns its number in the journal.
     pub(crate) fn number(&self) -> OperationId {
         self.id
     }
 
-    /// Ends when somebody wants it taken back.
+    /// Returns the token that a cancellation cancels.
     pub(crate) fn cancelled(&self) -> &CancellationToken {
         &self.cancelled
     }
 
-    /// Why it is taken back once somebody has cancelled it, and who has, as far as this agent knows.
+    /// Returns the error of its cancellation, with the canceller if this agent knows it.
     pub(crate) fn why_cancelled(&self) -> ApiError {
         super::cancelled(self.id, self.cancelled_by.get())
     }
 
-    /// Changes it and tells those who follow it, in the order of the changes. What `change` gives is
-    /// told to everybody who listens to events, unless it is `None`.
+    /// Changes it and notifies its watchers, in the order of the changes. If `change` returns content, an event
+    /// with it is published.
     fn update(&self, change: impl FnOnce(&mut Operation) -> Option<Told>) {
         self.watch.send_modify(|operation| {
             let told = change(operation);
@@ -86,7 +86,7 @@ impl Ongoing {
             let progress = operation.progress.get_mut(position)?;
             let before = progress.clone();
             change(progress);
-            // A step that landed is told with what is done next, which follows at once.
+            // A completed step is reported together with the next one, which begins at once.
             let plan = operation.plans.get(position).map(std::slice::from_ref).unwrap_or_default();
             let told = |error| wire::bounded(naming::once(error, plan), wire::FEW_CAUSES);
             progress.error = progress.error.take().map(told);
@@ -102,18 +102,18 @@ impl Ongoing {
         if let Some(mut progress) = lasting {
             progress.iter_mut().for_each(|gpu| gpu.doing = None);
             let id = self.id;
-            // For people: nothing waits for it, and its loss costs nothing.
+            // For people only: nothing waits for this record, and its loss does no harm.
             drop(self.operations.store().write(move |tx| tx.progress(id, progress.clone()).map(|_| ())));
         }
     }
 
-    /// Says what else happened to it.
+    /// Adds a note.
     pub(crate) fn note(&self, note: impl Into<String>) {
         let note = note.into();
         self.change_notes(&note.clone(), |notes| notes.push(note));
     }
 
-    /// Replaces what it waits for, one sentence each.
+    /// Replaces the list of what it waits for, one sentence each.
     pub(crate) fn waits(&self, reasons: &[String]) {
         let reasons: Vec<String> = reasons.iter().map(|reason| wire::cut(reason)).collect();
         self.update(|operation| {
@@ -123,7 +123,7 @@ impl Ongoing {
         });
     }
 
-    /// The record must stay small: an end that finds no room in it could not be recorded.
+    /// The record must stay small, or its end could not be recorded.
     fn change_notes(&self, news: &str, change: impl FnOnce(&mut Vec<String>)) {
         let mut kept = Vec::new();
         self.update(|operation| {
@@ -132,7 +132,7 @@ impl Ongoing {
                 *last = wire::cut(last);
             }
             if operation.notes.len() > MOST_NOTES {
-                // What it began with and what happened last say most.
+                // The first and the last notes are the most useful.
                 operation.notes.remove(MOST_NOTES / 4);
             }
             kept.clone_from(&operation.notes);
@@ -142,10 +142,10 @@ impl Ongoing {
         drop(self.operations.store().write(move |tx| tx.notes(id, kept.clone()).map(|_| ())));
     }
 
-    /// Claims its GPUs again, for one that was begun by an agent before this one.
+    /// Claims its GPUs again, if a previous agent began it.
     ///
     /// # Errors
-    /// When one of them is another operation's.
+    /// If another operation has claimed one of them.
     pub(crate) fn claim_again(&self) -> Result<(), ApiError> {
         let claim = self.operations.0.lanes.claim_again(&super::gpus(&self.watch.borrow().plans))?;
         claim.begin(&self.id.to_string());
@@ -153,11 +153,11 @@ impl Ongoing {
         Ok(())
     }
 
-    /// Starts one that was queued or waiting: its GPUs are `claim`, its plan is as it is now. The
-    /// first driver call may be made once this returns.
+    /// Starts a queued or waiting operation: its GPUs are `claim`, and its plan is the present one. The first
+    /// driver call may follow once this returns.
     ///
     /// # Errors
-    /// When it can't be recorded; then it has not started.
+    /// If it cannot be recorded; then it has not started.
     pub(crate) async fn start(&self, claim: Claim, intent: Intent, plans: Vec<GpuPlan>) -> Result<(), ApiError> {
         claim.begin(&self.id.to_string());
         self.operations.record_ends().await?;
@@ -185,12 +185,12 @@ impl Ongoing {
     /// Moves it to a state that is not final, durably.
     ///
     /// # Errors
-    /// When it can't go there, or it can't be recorded.
+    /// If it cannot change to that state, or it cannot be recorded.
     pub(crate) async fn advance(&self, to: OperationState) -> Result<(), ApiError> {
         let id = self.id;
         self.operations.store().write_ending(move |tx| tx.advance(id, to).map(|_| ())).await?;
         self.update(|operation| {
-            // The record went on meanwhile, and memory with it.
+            // The record has changed meanwhile, and memory with it.
             if may_become(operation.state, to) {
                 operation.state = to;
             }
@@ -199,10 +199,10 @@ impl Ongoing {
         Ok(())
     }
 
-    /// Says, durably, that it is taken back from now on, and why.
+    /// Records durably that it is rolled back from now on, with the reason.
     ///
     /// # Errors
-    /// When it can't be recorded.
+    /// If it cannot be recorded.
     pub(crate) async fn turn_back(&self, why: &ApiError) -> Result<(), ApiError> {
         let why = naming::once(why.clone(), &self.snapshot().plans);
         let (id, recorded) = (self.id, why.clone());
@@ -215,17 +215,17 @@ impl Ongoing {
         Ok(())
     }
 
-    /// Ends it, together with what `also` records; `then` gets what was recorded. Its GPUs are free after that and
-    /// before the end is published, so that a caller who waited for the end can go on with them.
+    /// Ends it, together with the changes of `also`; `then` receives what was recorded. Its GPUs are free
+    /// before the end is published, so that a caller who waited for the end can use them.
     ///
-    /// An end that cannot be recorded is published all the same, with that as a cause, and recorded as soon as that is
+    /// An end that cannot be recorded is published nevertheless, with that as a cause, and recorded as soon as
     /// possible.
     pub(crate) async fn end(self: Arc<Self>, state: OperationState, error: Option<ApiError>, also: Also, then: Then) {
         let plans = self.snapshot().plans;
         let mut error = error.map(|error| wire::bounded(naming::once(error, &plans), wire::MOST_CAUSES));
         let also = Arc::new(Mutex::new(also));
         let ending = Ending { id: self.id, state, error: error.clone(), also, then };
-        // Its turn comes after the ends that could not be recorded before it.
+        // Earlier ends that could not be recorded come first.
         let recorded = match self.operations.record_ends().await {
             Ok(()) => self.operations.record_end(&ending).await,
             Err(error) => Err(error),
@@ -256,7 +256,7 @@ impl Ongoing {
             for progress in &mut operation.progress {
                 progress.doing = None;
             }
-            // As it is recorded, this change counted: the journal answers for it in a moment.
+            // Equal to the recorded revision after this change: the journal is about to answer for it.
             operation.revision = operation.revision.max(revision.map_or(0, |revision| revision - 1));
             Some(Told::default())
         });

@@ -1,9 +1,9 @@
-//! An operation of the journal as the API shows it.
+//! A recorded operation in the API's form.
 
 use gpush_api::{ApiError, GpuPlan, Happening, Operation, OperationChange, OperationSummary, StepState};
 use gpush_store::{Intent, OperationId, OperationRecord};
 
-/// A record with its intent.
+/// Converts a record with its intent.
 pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
     Operation {
         begun: intent.begun.is_some(),
@@ -17,32 +17,32 @@ pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
         reason: record.reason,
         plans: intent.gpus.into_iter().map(|gpu| gpu.plan).collect(),
         progress: record.progress,
-        // Known in memory only: the next attempt to begin finds it again.
+        // Known in memory only: the next attempt to begin determines it again.
         waits_for: Vec::new(),
         notes: record.notes,
         error: record.error,
     }
 }
 
-/// That an operation is now as it is, with what was just noted of it.
+/// Returns the event of an operation's present state, with the new note.
 pub(super) fn event(operation: &Operation, note: Option<String>) -> Happening {
     Happening::Operation(Box::new(OperationChange {
         operation: OperationSummary::from(operation),
-        uuids: operation.plans.iter().map(|plan| plan.uuid.clone()).collect(),
+        gpu_uuids: operation.plans.iter().map(|plan| plan.uuid.clone()).collect(),
         progress: operation.progress.clone(),
         note,
     }))
 }
 
-/// Causes of an error of a whole operation, and of one GPU of it, that are kept. With 64 GPUs a record
-/// stays well below what the store takes.
+/// Maximum causes of an error for a whole operation, and for one GPU in it. With 64 GPUs, a record stays well
+/// below the store's limit.
 pub(super) const MOST_CAUSES: usize = 64;
 pub(super) const FEW_CAUSES: usize = 12;
 
-/// Characters of a sentence that are kept.
+/// Maximum characters of a sentence.
 const LONGEST: usize = 500;
 
-/// A sentence that is not too long.
+/// Cuts a sentence to the maximum length.
 pub(super) fn cut(text: &str) -> String {
     match text.char_indices().nth(LONGEST) {
         None => text.to_owned(),
@@ -50,7 +50,7 @@ pub(super) fn cut(text: &str) -> String {
     }
 }
 
-/// An error that is not too large to be recorded.
+/// Cuts an error to a size that can be recorded.
 pub(super) fn bounded(mut error: ApiError, causes: usize) -> ApiError {
     error.errors = error.errors.into_iter().map(|one| bounded(one, FEW_CAUSES)).collect();
     let more = error.causes.len().saturating_sub(causes);
@@ -63,13 +63,13 @@ pub(super) fn bounded(mut error: ApiError, causes: usize) -> ApiError {
     error
 }
 
-/// The id that is written as `op-<number>`, and in no other way.
+/// Parses an id in the form `op-<number>`.
 pub(crate) fn id(text: &str) -> Option<OperationId> {
     let id = OperationId(text.strip_prefix("op-")?.parse().ok()?);
     (id.to_string() == text).then_some(id)
 }
 
-/// The progress of a plan of which nothing is done.
+/// Returns the progress of a plan without completed steps.
 pub(super) fn not_begun(plan: &GpuPlan) -> StepState {
     StepState { gpu: plan.gpu, done: 0, total: plan.total(), doing: None, rolling_back: false, error: None }
 }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_recorded_is_bounded() {
+    fn recorded_errors_are_bounded() {
         let mut error = ApiError::new(gpush_api::Code::Blocked, "ä".repeat(1000));
         error.causes = vec!["x".repeat(10_000); 100];
         let bounded = bounded(error, FEW_CAUSES);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_written_in_one_way() {
+    fn operation_ids_have_one_spelling() {
         assert_eq!(id("op-7"), Some(OperationId(7)));
         for other in ["op-07", "op-+7", "op-", "7", "OP-7", "", "op-99999999999999999999"] {
             assert_eq!(id(other), None, "{other}");

@@ -1,4 +1,4 @@
-//! What a transaction does to overrides: makes, replaces or ends them, with the audit trail.
+//! Changes of overrides by a transaction: set, replaced or ended, with the audit trail.
 
 use gpush_api::{Actor, ApiError, Code, Operation};
 use gpush_store::{NewAudit, NewOverride, StoreError, Tx};
@@ -6,7 +6,7 @@ use gpush_store::{NewAudit, NewOverride, StoreError, Tx};
 use super::Lasting;
 use crate::state::Effect;
 
-/// Records what an operation that ended well makes of overrides, given by UUID.
+/// Records what a successful operation does to overrides, given by UUID.
 ///
 /// # Errors
 /// When it can't be written.
@@ -18,7 +18,7 @@ pub(crate) fn settle(
     let mut effects = Vec::new();
     for (uuid, one) in lasting {
         match one {
-            // It waited for longer than it was to stand.
+            // The operation waited longer than the override was to last.
             Lasting::Make { expires_at: Some(at), .. } if *at <= tx.now() => {}
             Lasting::Make { rule, layout, expires_at } => {
                 let reason = operation.reason.clone().unwrap_or_default();
@@ -46,7 +46,7 @@ pub(crate) fn settle(
     Ok(effects)
 }
 
-/// Ends the override of a GPU, on record; `None` when there was none.
+/// Ends the override of a GPU and records that; returns `None` if there was none.
 ///
 /// # Errors
 /// When it can't be written.
@@ -70,16 +70,16 @@ fn audit(action: &str, by: Option<&Actor>, uuid: &str, detail: serde_json::Value
     NewAudit { by: by.cloned(), action: action.to_owned(), object: uuid.to_owned(), result: "done".to_owned(), detail }
 }
 
-/// Refuses when what is wanted is of another generation than the caller believes.
+/// Refuses a request that expects another generation of the desired state.
 ///
 /// # Errors
-/// When it is.
+/// If the generation differs.
 pub(crate) fn expect(tx: &Tx<'_>, expected: Option<u64>) -> Result<(), StoreError> {
     let generation = tx.generation();
     match expected.filter(|expected| *expected != generation) {
         None => Ok(()),
         Some(expected) => {
-            let message = format!("what is wanted has changed: its generation is {generation}, not {expected}");
+            let message = format!("the desired state has changed: its generation is {generation}, not {expected}");
             let error = ApiError::new(Code::Conflict, message).cause("nothing was done");
             Err(error.hint("look again (`gpushctl config overrides`), then ask with the new generation").into())
         }

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::effect::{end, expect};
 use crate::state::{Effect, State, words};
 
-/// How late a clock that was set forward is noticed.
+/// Interval of checks, in case the clock is set forward.
 const LOOK: Duration = Duration::from_secs(30);
 
 /// Ends overrides when they expire, until gpushd stops.
@@ -67,10 +67,10 @@ async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<Effect>, Store
     written.await
 }
 
-/// Clears the override of a GPU for an administrator; the override, and the new generation.
+/// Clears the override of a GPU for an administrator. Returns the override and the new generation.
 ///
 /// # Errors
-/// When there is none, the generation is another, or it cannot be recorded.
+/// If there is none, the generation differs, or it cannot be recorded.
 pub(crate) async fn clear(
     state: &State,
     store: &Store,
@@ -79,7 +79,7 @@ pub(crate) async fn clear(
     by: Actor,
     expected: Option<u64>,
 ) -> Result<(Override, u64), ApiError> {
-    let none = ApiError::new(Code::NotFound, format!("no override stands on {label}"))
+    let none = ApiError::new(Code::NotFound, format!("{label} has no override"))
         .hint("`gpushctl config overrides` shows those that stand");
     if state.override_of(&uuid).is_none() {
         return Err(none);

@@ -1,5 +1,4 @@
-//! What an order makes of overrides once it is carried out: told when it is asked for, true when it
-//! ends well.
+//! The effect of a request on overrides: announced when it is made, and applied when its operation succeeds.
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, PlanRequest};
 use gpush_core::{
@@ -9,24 +8,24 @@ use gpush_core::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// What an operation makes of the override of a GPU when it ends well. In its intent until then.
+/// The effect of a successful operation on a GPU's override. Until then it is part of its intent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Lasting {
-    /// This one stands.
+    /// This override is set.
     Make {
         /// Rule that claims the GPU.
         rule: Option<String>,
         /// Layout in canonical text.
         layout: Vec<String>,
-        /// When it ends by itself.
+        /// When it expires.
         expires_at: Option<Timestamp>,
     },
-    /// None stands.
+    /// The override ends.
     End,
 }
 
-/// What an order makes of the override of each GPU, in the order of its plans.
+/// Returns the effect of a request on the override of each GPU, in the order of its plans.
 pub(crate) fn lasting(
     request: &PlanRequest,
     expires_at: Option<Timestamp>,
@@ -42,10 +41,10 @@ pub(crate) fn lasting(
     desired::standing(config, gpus, request, plans).into_iter().map(lasting).collect()
 }
 
-/// Refuses an expiry of which nobody knows what shall expire.
+/// Refuses an expiry for a request that sets no override.
 ///
 /// # Errors
-/// When the order has one and makes no override.
+/// If the request has an expiry and sets no override.
 pub(crate) fn expiry_has_an_object(expires_at: Option<Timestamp>, lasting: &[Option<Lasting>]) -> Result<(), ApiError> {
     let makes = |one: &Option<Lasting>| matches!(one, Some(Lasting::Make { .. }));
     if expires_at.is_none() || lasting.iter().any(makes) {

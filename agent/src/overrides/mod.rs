@@ -1,9 +1,9 @@
-//! Overrides on record: made with the end of an operation, cleared, expired. [`crate::state`] has those in force.
+//! Recorded overrides: set at the end of an operation, cleared, expired. [`crate::state`] has the active ones.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `lasting` | what an order makes of them when it succeeds |
-//! | `effect` | what a transaction does to them |
+//! | `lasting` | the effect of a successful request |
+//! | `effect` | changes by a transaction |
 //! | `end` | how they end |
 
 mod effect;
@@ -22,7 +22,7 @@ use crate::{
     state::{State, overridden, redact},
 };
 
-/// All overrides in force, as `viewer` may see them; `gpus` are those that the driver lists.
+/// Returns all active overrides, as `viewer` may see them; `gpus` are those that the driver lists.
 pub(crate) fn all(state: &State, gpus: &[Gpu], viewer: Viewer) -> Vec<gpush_api::Override> {
     let index = |uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
     let shown = |one: gpush_store::Override| {

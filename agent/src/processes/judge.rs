@@ -17,16 +17,16 @@ use gpush_host::proc;
 
 use super::{
     Strays,
-    share::{Told, ancestors},
+    lease::{Told, ancestors},
 };
 use crate::mps::{self, Server, Servers, SharedTarget};
 
 /// Why a stray is not ended whose user was given something: it may be a job of the share before, or one whose
 /// environment was cleaned on the way. It is for people to say what it is.
-const HOLDER: &str = "its user has a share";
+const HOLDER: &str = "its user holds a lease";
 
 /// Why one is not whose share may have been forgotten.
-const FORGOTTEN: &str = "it comes from before the database was lost, and may have had a share";
+const FORGOTTEN: &str = "it comes from before the database was lost, and may have had a lease";
 
 /// A process, and why it is not ended although it is a stray.
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ pub(super) struct Judged {
 pub(super) struct Found {
     /// What it serves, where it is an MPS server.
     pub(super) serves: Option<String>,
-    pub(super) share: Option<String>,
+    pub(super) lease: Option<String>,
     pub(super) stray: Option<String>,
     pub(super) spared: Option<&'static str>,
 }
@@ -74,18 +74,18 @@ impl<'a> Judge<'a> {
         if let Some(Server::Of(_)) = server {
             return Found { serves, ..Found::default() };
         }
-        let told = self.strays.shares.share_of(pid, |name| shared.is_share_of(name, uid));
-        let share = match (&told, process.kind) {
-            (Told::Share(name), ProcessKind::MpsClient) => Some(name.clone()),
+        let told = self.strays.leases.lease_of(pid, |name| shared.is_lease_of(name, uid));
+        let lease = match (&told, process.kind) {
+            (Told::Lease(name), ProcessKind::MpsClient) => Some(name.clone()),
             _ => None,
         };
-        if share.is_some() || self.lost || !shared.is_given || !shares(gpu, target) || !is_seen(gpu) {
-            return Found { serves, share, ..Found::default() };
+        if lease.is_some() || self.lost || !shared.is_given || !shares(gpu, target) || !is_seen(gpu) {
+            return Found { serves, lease, ..Found::default() };
         }
         let stray = why(&shared, process.kind, uid, &told);
         let spared =
             if shared.is_held_by(uid) { Some(HOLDER) } else { self.may_be_forgotten(pid, uid).then_some(FORGOTTEN) };
-        Found { serves, share: None, stray: Some(stray), spared }
+        Found { serves, lease: None, stray: Some(stray), spared }
     }
 }
 
@@ -121,12 +121,12 @@ fn is_seen(gpu: &Gpu) -> bool {
 fn why(shared: &SharedTarget, kind: ProcessKind, uid: u32, told: &Told) -> String {
     match (kind, told) {
         (ProcessKind::Compute, _) => "it computes past MPS".to_owned(),
-        (ProcessKind::Graphics, _) => "it draws, and has no share".to_owned(),
-        (ProcessKind::MpsClient, _) if !shared.is_held_by(uid) => "its user has no share".to_owned(),
-        (ProcessKind::MpsClient, Told::Another(name)) => format!("it names share {name}, which its user has not"),
-        (ProcessKind::MpsClient, Told::Nothing) => "it took none of its user's shares".to_owned(),
-        (ProcessKind::MpsClient, Told::Unsure | Told::Share(_)) => {
-            "which share it took can't be told: its environment is overwritten, or can't be read".to_owned()
+        (ProcessKind::Graphics, _) => "it draws, and has no lease".to_owned(),
+        (ProcessKind::MpsClient, _) if !shared.is_held_by(uid) => "its user holds no lease".to_owned(),
+        (ProcessKind::MpsClient, Told::Another(name)) => format!("it names lease {name}, which its user does not hold"),
+        (ProcessKind::MpsClient, Told::Nothing) => "it names none of its user's leases".to_owned(),
+        (ProcessKind::MpsClient, Told::Unsure | Told::Lease(_)) => {
+            "its lease is not known: its environment is overwritten, or can't be read".to_owned()
         }
     }
 }

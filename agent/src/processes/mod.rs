@@ -1,8 +1,8 @@
-//! Processes on GPUs, and those among them that belong to nobody who was given a share.
+//! Processes on GPUs, and those among them without a lease.
 //!
 //! ```text
 //! driver's lists (compute, graphics, MPS) ─► who: uid, command, cgroup, unit, Slurm job
-//!     GPU or MIG device shared through MPS ──► its user has a share, and it comes through MPS? ─► stray (`judge`)
+//!     GPU or MIG device shared through MPS ──► its user holds a lease, and it comes through MPS? ─► stray (`judge`)
 //!         the config allows it? ─► no stray
 //!     any other ─────────────────────────────► not asked: nobody is given shares of it
 //! stray ─► policy: report ─► shown
@@ -13,7 +13,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `cgroup` | to which unit and Slurm job a process belongs |
-//! | `share` | with which share it runs |
+//! | `lease` | the lease that it runs with |
 //! | `judge` | who is a stray, and who of them may be ended |
 //! | `held` | a process held fast, and what the kernel says of it |
 //! | `allow` | those that the config allows |
@@ -25,7 +25,7 @@ mod allow;
 mod end;
 mod held;
 mod judge;
-mod share;
+mod lease;
 mod strays;
 mod told;
 
@@ -38,7 +38,7 @@ use self::{
     held::Held,
     judge::{Judge, Judged},
 };
-pub(crate) use self::{end::run, share::SeenShares, strays::Strays};
+pub(crate) use self::{end::run, lease::SeenLeases, strays::Strays};
 use crate::caller::Viewer;
 
 /// All processes that the driver lists, as `viewer` may see them.
@@ -49,7 +49,7 @@ pub(crate) async fn list(strays: &Strays, viewer: Viewer) -> Result<GpuProcesses
     let (judged, unseen) = judged(strays).await?;
     let mut processes: Vec<GpuProcess> = judged.into_iter().map(|judged| judged.process).collect();
     for one in &mut processes {
-        one.done = strays.done(one);
+        one.stray_action = strays.done(one);
         if !viewer.may_see(one.process.uid) {
             hide(one);
         }
@@ -131,10 +131,10 @@ fn known(judge: &Judge<'_>, gpu: &Gpu, device: Option<String>, device_uuid: Opti
         slurm_job: place.as_ref().and_then(|place| place.slurm_job),
         cgroup: place.map(|place| place.path),
         serves: found.serves,
-        share: found.share,
+        lease: found.lease,
         allowed: false,
         stray: found.stray,
-        done: None,
+        stray_action: None,
     };
     Judged { process, spared: found.spared }
 }
@@ -156,5 +156,5 @@ async fn pardon(judged: &mut [Judged], allow: Allow) {
 fn hide(one: &mut GpuProcess) {
     let process = &mut one.process;
     (process.pid, process.uid, process.user, process.command) = (None, None, None, None);
-    (one.cgroup, one.unit, one.slurm_job, one.share) = (None, None, None, None);
+    (one.cgroup, one.unit, one.slurm_job, one.lease) = (None, None, None, None);
 }

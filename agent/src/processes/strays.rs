@@ -22,7 +22,7 @@ use gpush_store::Store;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{held::Held, share::SeenShares};
+use super::{held::Held, lease::SeenLeases};
 use crate::{
     mps::Mps,
     state::{State, readings::Readings},
@@ -53,7 +53,7 @@ pub(crate) struct Inner {
     /// By pid.
     cases: Mutex<HashMap<u32, Case>>,
     /// Shares that processes were seen with.
-    pub(super) shares: Arc<SeenShares>,
+    pub(super) leases: Arc<SeenLeases>,
     /// Files that the config allows and gpushd can't see.
     unseen: Mutex<Vec<ApiError>>,
 }
@@ -79,7 +79,7 @@ pub(super) enum Stage {
 }
 
 impl Strays {
-    /// Nothing was done about any process yet. `shares` is what is remembered of shares of processes.
+    /// Nothing was done about any process yet. `shares` is what is remembered of leases of processes.
     pub(crate) fn new(
         state: State,
         readings: Readings,
@@ -87,10 +87,10 @@ impl Strays {
         store: Store,
         stopping: CancellationToken,
         read_only: Option<ApiError>,
-        shares: Arc<SeenShares>,
+        leases: Arc<SeenLeases>,
     ) -> Self {
         let (cases, unseen) = (Mutex::default(), Mutex::default());
-        Self(Arc::new(Inner { state, readings, mps, store, stopping, read_only, cases, shares, unseen }))
+        Self(Arc::new(Inner { state, readings, mps, store, stopping, read_only, cases, leases, unseen }))
     }
 
     fn cases(&self) -> MutexGuard<'_, HashMap<u32, Case>> {
@@ -136,7 +136,7 @@ impl Strays {
     /// Forgets all but these.
     pub(super) fn keep(&self, pids: &[u32]) {
         self.cases().retain(|pid, _| pids.contains(pid));
-        self.shares.forget_ended();
+        self.leases.forget_ended();
     }
 
     /// When the next one is to be killed.

@@ -47,7 +47,7 @@ pub(super) fn publish(strays: &Strays, one: &GpuProcess, step: StrayStep) {
     let process = &one.process;
     strays.state.events().publish(Happening::Stray(Box::new(StrayChange {
         gpu: one.gpu,
-        uuid: one.gpu_uuid.clone(),
+        gpu_uuid: one.gpu_uuid.clone(),
         device: one.device.clone(),
         pid: process.pid,
         uid: process.uid,

@@ -169,6 +169,6 @@ fn error(gpu: &Gpu, why: &str) -> ApiError {
     let label = format!("GPU {} ({})", gpu.index, gpu.uuid);
     ApiError::new(Code::DriverError, format!("{label} still has the compute mode that it was given for MPS"))
         .cause(why.to_owned())
-        .hint("gpushd tries again by itself until it is put back; by hand: `nvidia-smi -i INDEX -c DEFAULT`")
+        .hint("gpushd retries until the mode is restored; to restore it yourself: `nvidia-smi -i INDEX -c DEFAULT`")
         .retryable()
 }

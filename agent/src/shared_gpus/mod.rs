@@ -5,7 +5,7 @@
 //!           what is there is recorded, then set           the one from before is set
 //!  as found ───────────────────────────────────► taken ─────────────────────────────► as found
 //!     ▲                                           │  │ another use takes it over:
-//!     │        somebody else has set it since     │  │ the record stays, and is its own
+//!     │        another program has set it since   │  │ the record stays, for the new use
 //!     └───────────────────────────────────────────┘  └─► taken
 //! ```
 //!

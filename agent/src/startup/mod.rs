@@ -1,21 +1,20 @@
-//! Layouts at start, and drift put right by itself where the config wants that.
+//! Layouts at start, and repair of drift if the config requests it.
 //!
-//! Instances don't survive a reboot, so the config's layouts are applied when the agent starts on
-//! another boot than the one it has on record. On the same boot it leaves alone what it finds: the
-//! difference may be somebody's intent. With `auto_reconcile` it is put right all the same, at
-//! start, after a reload and whenever it is found.
+//! Instances do not survive a reboot, so the agent applies the config's layouts when it starts on another boot
+//! than the recorded one. On the same boot it changes nothing: a difference may be intended. With
+//! `auto_reconcile` it repairs drift nevertheless, at start, after a reload and whenever it finds drift.
 //!
 //! ```text
-//! start ─► this boot on record as complete? ── yes ─► drift is shown
+//! start ─► this boot recorded as complete? ─── yes ─► drift is shown
 //!             │ no                                      │ auto_reconcile
 //!             ▼                                         ▼
-//!         each GPU not on record ─► layouts           put right
+//!         each GPU not recorded ──► layouts           repaired
 //! ```
 //!
 //! | file | subject |
 //! |---|---|
-//! | `layouts` | the layouts of a boot, GPU by GPU, until each has its verdict |
-//! | `give` | one GPU given its layout, and what came of it |
+//! | `layouts` | the layouts of a boot, GPU by GPU, until each is settled |
+//! | `give` | one attempt for a GPU, and its result |
 //! | `trigger` | snapshots after which gpushd tries again at once |
 
 mod give;
@@ -45,35 +44,35 @@ use crate::{
     state::{State, readings::Readings},
 };
 
-/// Between two looks for drift, with `auto_reconcile`: usually, and at most while it fails.
+/// Interval of checks for drift, with `auto_reconcile`: normally, and the longest after failures.
 const RECONCILE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
-/// What went wrong with the layouts at start. A handle, cheap to clone.
+/// The problems of the layouts at start. A handle, cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Startup(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     troubles: Mutex<Vec<(Subject, ApiError)>>,
-    /// What is on record of this boot.
+    /// The record of this boot.
     recorded: Mutex<Option<BootRecord>>,
-    /// GPUs that somebody has changed on this boot, by UUID: none of its layouts is due on them.
+    /// GPUs that callers have changed on this boot, by UUID: none of its layouts is due on them.
     left: Mutex<BTreeSet<String>>,
 }
 
-/// What a trouble is about.
+/// The object of a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Subject {
     /// The boot and its record.
     Boot,
-    /// GPUs that can't be identified.
+    /// GPUs that cannot be identified.
     Unidentified,
     /// A GPU by UUID.
     Gpu(String),
 }
 
 impl Startup {
-    /// What went wrong, as far as it still matters: a GPU that has its layout by now is well.
+    /// Returns the problems that still exist: a GPU that now has its layout has none.
     pub(crate) fn troubles(&self, gpus: &[Gpu]) -> Vec<ApiError> {
         let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         let unread = |gpu: &Gpu| match gpu.state {
@@ -88,7 +87,7 @@ impl Startup {
         troubles.iter().map(|(_, error)| error.clone()).collect()
     }
 
-    /// How far the layouts of this boot are, by the record.
+    /// Returns the progress of the layouts of this boot, from its record.
     pub(crate) fn layouts(&self) -> Option<LayoutsAtStart> {
         let recorded = self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         let layouts = |record: &BootRecord| LayoutsAtStart {
@@ -102,7 +101,7 @@ impl Startup {
         *self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
     }
 
-    /// These GPUs were changed by somebody on this boot.
+    /// Records that callers have changed these GPUs on this boot.
     pub(crate) fn leave(&self, uuids: impl Iterator<Item = String>) {
         self.0.left.lock().unwrap_or_else(PoisonError::into_inner).extend(uuids);
     }
@@ -123,18 +122,17 @@ impl Startup {
     }
 }
 
-/// What is to be done at start, by the config that the agent starts with.
+/// The work at start, determined by the config at start.
 #[derive(Debug)]
 pub(crate) struct Due {
-    /// What is on record of this boot, when layouts may still be due on it.
+    /// The record of this boot, if layouts may still be due.
     record: Option<BootRecord>,
-    /// Whether drift is put right at once.
+    /// Whether drift is repaired at once.
     reconcile: bool,
 }
 
 impl Startup {
-    /// Compares this boot with the one on record.
-    /// `unknown` says that what is on record is not all that there was: then nothing is done.
+    /// Compares this boot with the recorded one. If `unknown` is set, records were lost, and nothing is due.
     pub(crate) fn due(
         &self,
         config: &Config,
@@ -151,7 +149,7 @@ impl Startup {
             }
         };
         if unknown {
-            tracing::warn!("whether the layouts of this boot were applied is not known: what stands is left as it is");
+            tracing::warn!("it is not known whether the layouts of this boot were applied: GPUs are left as they are");
             let mut record = BootRecord::new(boot_id);
             record.complete = true;
             self.recorded(record);
@@ -179,18 +177,18 @@ impl Startup {
     }
 }
 
-/// What the layouts at start and the repair of drift use. A handle, cheap to clone.
+/// The handles for layouts at start and for the repair of drift. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Handles {
-    /// Keeps what went wrong.
+    /// Stores problems.
     pub(crate) startup: Startup,
     /// Begins operations.
     pub(crate) engine: Engine,
-    /// Plans what an operation would do.
+    /// Makes plans.
     pub(crate) planner: Planner,
     /// Follows operations to their end.
     pub(crate) operations: Operations,
-    /// Tells the config, and when conditions end.
+    /// Provides the config, and shows when conditions end.
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
@@ -217,7 +215,7 @@ pub(crate) async fn run(handles: Handles, due: Due) {
             }
         }
         if Instant::now() >= reconcile_at {
-            // What can't be put right is not tried every minute: each attempt may cost instances.
+            // After a failure the interval grows, because each attempt may destroy instances.
             pause =
                 if reconcile(&handles, layouts.as_ref()).await { RECONCILE.0 } else { (pause * 2).min(RECONCILE.1) };
             reconcile_at = Instant::now() + pause;
@@ -234,8 +232,8 @@ pub(crate) async fn run(handles: Handles, due: Due) {
     }
 }
 
-/// Gives every GPU that a rule claims for MIG its layout, if it differs; whether all have it now.
-/// Those whose layout of this boot is still due are left to that.
+/// Applies the layout of every GPU that a rule claims for MIG, if it differs. Returns whether all have it now.
+/// GPUs whose layout of this boot is still due are skipped.
 async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
     if !handles.state.config().auto_reconcile {
         return true;
@@ -244,12 +242,12 @@ async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
         observed = handles.readings.host() => observed,
         () = handles.stopping.cancelled() => return true,
     };
-    // Without a driver there is nothing to put right, and nothing was tried.
+    // Without a driver there is nothing to repair, and no attempt was made.
     let Ok(observed) = observed else { return true };
     let mut tasks = JoinSet::new();
     for gpu in observed.gpus(Viewer::Agent) {
         let due = layouts.is_some_and(|layouts| layouts.is_due(&gpu.uuid));
-        // Whoever cordoned a GPU may be at work on it.
+        // The administrator who cordoned a GPU may be working on it.
         let kept = !gpu.cordons.is_empty() || matches!(gpu.state, GpuState::Held | GpuState::Maintenance);
         if !layouts::is_given(gpu.mode) || gpu.drift.is_empty() || due || kept {
             continue;

@@ -1,4 +1,4 @@
-//! Snapshots that make another attempt to give GPUs their layouts worthwhile.
+//! Decides which changes of a snapshot justify another attempt to apply layouts.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -6,7 +6,7 @@ use gpush_core::config::Config;
 
 use crate::state::HostState;
 
-/// Conditions that keep GPUs from their layouts, and the config, as last seen.
+/// The last known config and conditions that prevent layouts.
 ///
 /// Only the end of a condition, or another config, is a reason to try at once. A new cordon is not: an attempt after
 /// each condition would also reset the pause after a failure, and each attempt may cost instances.
@@ -34,7 +34,8 @@ impl Trigger {
         }
     }
 
-    /// Takes in a snapshot; returns whether a condition has ended or the config is another one since the last snapshot.
+    /// Processes a snapshot. Returns whether a condition has ended or the config has changed since the last
+    /// one.
     pub(super) fn fires(&mut self, host: &HostState) -> bool {
         let now = Self::new(host);
         let fires = !Arc::ptr_eq(&self.config, &now.config)
@@ -57,7 +58,7 @@ mod tests {
         tests::{cordon, list, override_of, uncordon},
     };
 
-    /// A state with one GPU, and its trigger.
+    /// Returns a state with one GPU, and its trigger.
     fn one_gpu() -> (State, Trigger) {
         let state = State::empty();
         list(&state, &[0]);
@@ -97,7 +98,7 @@ mod tests {
         let mut trigger = Trigger::new(&plain);
         assert!(!trigger.fires(&closed));
         assert!(trigger.fires(&plain));
-        // An equal config that was read again counts: files that it names may have changed.
+        // An equal config that was reloaded counts too: files that it names may have changed.
         assert!(trigger.fires(&HostState { config: Arc::new(Config::default()), ..plain.clone() }));
     }
 }

@@ -9,8 +9,8 @@
 //!                                                            as that operation planned it or as it was before
 //! ```
 //!
-//! A fault that lasts, such as a row that waits for a reset, is noticed once and recorded. Neither the next
-//! reading nor the next agent undoes an `uncordon`.
+//! A persistent fault, such as a row that waits for a reset, is noticed once and recorded. Neither the next
+//! reading nor the next agent reverts an `uncordon`.
 //!
 //! Pure data: what a change records in the store is [`Change::record`]; when it is recorded is decided by the caller.
 
@@ -22,50 +22,50 @@ use gpush_store::{Condition, ConditionKind, NewCondition, Scope, StoreError, Tx}
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-/// Cause of a cordon that a reading of memory rows sets.
+/// Cause of a cordon because of memory rows.
 pub(super) const ROW_REMAP: &str = "row-remap";
 
-/// Tells by a reading whether a degraded GPU is in order again.
+/// Decides from a reading whether a degraded GPU has recovered.
 pub(crate) trait RecoveryCheck: fmt::Debug + Send + Sync {
-    /// How the GPU is, in words, if it is as the failed operation planned it or as it was before.
+    /// Describes the GPU if it is as the failed operation planned, or as it was before.
     fn passes(&self, reading: &Reading) -> Option<&'static str>;
 }
 
 type Key = (Scope, ConditionKind, String);
 
-/// The conditions in force.
+/// The active conditions.
 #[derive(Debug, Default)]
 pub(crate) struct Conditions {
     in_force: BTreeMap<Key, InForce>,
-    /// Memory rows of each GPU as last noticed, by UUID.
+    /// The last known memory rows of each GPU, by UUID.
     rows: BTreeMap<String, RemappedRows>,
 }
 
-/// A condition in force.
+/// An active condition.
 #[derive(Debug, Clone)]
 struct InForce {
     reason: String,
     by: Option<Actor>,
     since: Timestamp,
-    /// When this process set it, by its own clock; `None` when an earlier process did.
+    /// When this process set it, by the monotonic clock; `None` if an earlier process did.
     set: Option<Instant>,
-    /// Ends a degraded state.
+    /// Ends a degraded state when it passes.
     check: Option<Arc<dyn RecoveryCheck>>,
 }
 
 /// A change of the conditions.
 #[derive(Debug, Clone)]
 pub(crate) enum Change {
-    /// This condition is in force from now on.
+    /// Sets this condition.
     Set(NewCondition),
-    /// A GPU is degraded until the check passes.
+    /// Marks a GPU as degraded until the check passes.
     Degrade(NewCondition, Arc<dyn RecoveryCheck>),
-    /// The conditions of this scope and kind end; with a cause, only that one.
+    /// Clears the conditions of this scope and kind; with a cause, only that one.
     Clear(Scope, ConditionKind, Option<String>),
 }
 
 impl Change {
-    /// Ends the degraded state of a GPU: an operation on it succeeded.
+    /// Returns the change that ends the degraded state of a GPU, after a successful operation.
     pub(crate) fn mend(uuid: &str) -> Self {
         Self::Clear(Scope::Gpu(uuid.to_owned()), ConditionKind::Degraded, None)
     }
@@ -81,7 +81,7 @@ impl Change {
         }
     }
 
-    /// What it is about.
+    /// Returns its scope.
     pub(super) fn scope(&self) -> &Scope {
         match self {
             Self::Set(new) | Self::Degrade(new, _) => &new.scope,
@@ -90,22 +90,22 @@ impl Change {
     }
 }
 
-/// What a reading says of a GPU's memory rows.
+/// New information about a GPU's memory rows in a reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowNews {
-    /// Nothing that was not noticed before.
+    /// None.
     None,
-    /// Something that is only recorded.
+    /// A change that is only recorded.
     Noticed,
     /// A fault that cordons the GPU, with the reason.
     Fault(&'static str),
 }
 
-/// Conditions as the store has them, with the recovery checks of degraded GPUs.
+/// Conditions from the store, with the recovery checks of degraded GPUs.
 pub(crate) type Recorded = Vec<(Condition, Option<Arc<dyn RecoveryCheck>>)>;
 
 impl Conditions {
-    /// Takes the recorded conditions over from an earlier process.
+    /// Adopts the conditions that an earlier process recorded.
     pub(crate) fn new(recorded: Recorded, rows: BTreeMap<String, RemappedRows>) -> Self {
         let in_force = recorded.into_iter().map(|(one, check)| {
             let kept = InForce { reason: one.reason, by: one.by, since: one.since, set: None, check };
@@ -136,7 +136,7 @@ impl Conditions {
         self.in_force.insert((new.scope.clone(), new.kind, new.cause.clone()), one);
     }
 
-    /// What keeps new work off a GPU.
+    /// Returns the cordons of a GPU.
     pub(super) fn cordons(&self, uuid: &str) -> Vec<Cordon> {
         let cordon = |((_, _, cause), one): (&Key, &InForce)| Cordon {
             cause: cause.clone(),
@@ -147,12 +147,12 @@ impl Conditions {
         self.about(uuid, ConditionKind::Cordon).map(cordon).collect()
     }
 
-    /// Why a GPU is degraded, one error each.
+    /// Returns why a GPU is degraded, one error each.
     pub(super) fn degraded(&self, uuid: &str) -> Vec<String> {
         self.about(uuid, ConditionKind::Degraded).map(|(_, one)| one.reason.clone()).collect()
     }
 
-    /// The maintenance that the host is in.
+    /// Returns the present maintenance of the host.
     pub(super) fn maintenance(&self) -> Option<Maintenance> {
         let mut found = self.in_force.iter().filter(|((_, kind, _), _)| *kind == ConditionKind::Maintenance);
         found.next().map(|(_, one)| Maintenance {
@@ -162,7 +162,7 @@ impl Conditions {
         })
     }
 
-    /// Conditions of a kind about a GPU, or about the host.
+    /// Returns the conditions of a kind for a GPU, or for the host.
     fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&Key, &InForce)> {
         let here = move |scope: &Scope| match scope {
             Scope::Host => true,
@@ -171,8 +171,8 @@ impl Conditions {
         self.in_force.iter().filter(move |((scope, of, _), _)| *of == kind && here(scope))
     }
 
-    /// Ends degraded states that a reading shows to be over; the changes, for the store. The reading was begun at
-    /// `begun`, when no call could change the GPU any more.
+    /// Ends degraded states that a reading shows to be over. Returns the changes for the store. The reading was
+    /// begun at `begun`, when no call could change the GPU any more.
     pub(super) fn check_recovery(&mut self, reading: &Reading, begun: Instant) -> Vec<Change> {
         let uuid = &reading.identity.uuid;
         let mut ended = Vec::new();
@@ -186,7 +186,7 @@ impl Conditions {
         ended
     }
 
-    /// Notes the memory rows of a reading; what is new about them.
+    /// Stores the memory rows of a reading, and returns what is new.
     pub(super) fn note_rows(&mut self, uuid: &str, rows: RemappedRows) -> RowNews {
         let before = self.rows.get(uuid).copied().unwrap_or_default();
         if before == rows {
@@ -248,6 +248,7 @@ mod tests {
             processes: Vec::new(),
             processes_known: true,
             nvlink: None,
+            sensors: gpush_api::Sensors::default(),
             rows: None,
             warnings: Vec::new(),
         }
@@ -265,7 +266,7 @@ mod tests {
             by: None,
         };
         conditions.apply(&Change::Degrade(new, Arc::new(AlwaysPasses)));
-        // As if it was degraded tomorrow, by a clock that was set back since.
+        // Set "tomorrow" by a clock that was set back since.
         for one in conditions.in_force.values_mut() {
             one.since = Timestamp::now() + jiff::SignedDuration::from_hours(24);
         }

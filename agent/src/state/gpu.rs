@@ -1,6 +1,6 @@
-//! One GPU of a snapshot: the state that it is in, why, and how it differs from what its rule wants.
+//! One GPU of a snapshot: its state with the reasons, and its differences from its rule.
 //!
-//! Several states may hold at once. The GPU's state is the first of them from above.
+//! Several states may apply at once. The GPU's state is the first that applies, from the top.
 //!
 //! ```text
 //! maintenance   an administrator entered it: gpushd has no driver handle open ─ until it is left
@@ -22,7 +22,8 @@
 //! | `changing` | no | queued | queued |
 //! | `held`, `unknown`, `lost`, `maintenance` | no | no | no |
 //!
-//! A cordon exists besides the state: a GPU that is changing or degraded may have one, which is in `cordons`.
+//! A cordon is independent of the state: a GPU that is changing or degraded may have one, which is in
+//! `cordons`.
 
 use std::sync::Arc;
 
@@ -36,7 +37,7 @@ use super::{
     reason::Reason,
 };
 
-/// A GPU as the driver listed it, with what was read of it.
+/// A GPU as the driver listed it, with its readings.
 #[derive(Debug, Clone)]
 pub(super) struct Sight {
     /// Its identity as last listed.
@@ -58,27 +59,27 @@ pub(crate) struct GpuSnapshot {
     pub(crate) reasons: Vec<Reason>,
     /// Position of the rule that claims it.
     pub(crate) rule: Option<usize>,
-    /// What events tell of it; `changed` is empty.
+    /// Content of its events; `changed` is empty.
     pub(super) told: GpuChange,
 }
 
 impl GpuSnapshot {
-    /// Whether an operation changes it.
+    /// Returns whether an operation is changing it.
     pub(crate) fn is_changing(&self) -> bool {
         self.reasons.iter().any(|reason| matches!(reason, Reason::Changing { .. }))
     }
 
-    /// Whether this agent has not tried to read it to the end yet.
+    /// Returns whether this agent has not finished any attempt to read it.
     pub(crate) fn is_unread(&self) -> bool {
         self.reasons.iter().any(|reason| matches!(reason, Reason::NotRead))
     }
 
-    /// Whether events tell of a difference between the two.
+    /// Returns whether an event must report a difference between the two.
     pub(crate) fn differs_from(&self, other: &Self) -> bool {
         !std::ptr::eq(self, other) && self.told != other.told
     }
 
-    /// A GPU of which nothing but its identity is known.
+    /// Returns a GPU with only its identity.
     pub(super) fn outline(identity: &Identity) -> Gpu {
         Gpu {
             index: identity.index,
@@ -102,14 +103,16 @@ impl GpuSnapshot {
             compute_mode: None,
             timeslice: None,
             nvlink: None,
+            sensors: gpush_api::Sensors::default(),
             processes: Vec::new(),
+            leases: Vec::new(),
             processes_known: true,
             observed_at: jiff::Timestamp::UNIX_EPOCH,
             stale: true,
         }
     }
 
-    /// Composes it from what is known; `listed_at` is when the GPUs were listed.
+    /// Composes it from known data; `listed_at` is when the GPUs were listed.
     pub(super) fn compose(known: &Known, sight: &Sight, listed_at: Moment) -> Self {
         let uuid = &sight.identity.uuid;
         let (state, reasons) = state(known, sight);
@@ -124,11 +127,12 @@ impl GpuSnapshot {
             overridden: overridden.map(|one| super::overridden(one.clone(), Some(sight.identity.index))),
             state,
             cordons: known.conditions.cordons(uuid),
-            // Nothing is planned on it before there is a reading.
+            // Nothing is planned on it before the first reading.
             mig: reading.and_then(|reading| reading.mig.clone()),
             compute_mode: reading.and_then(|reading| reading.compute_mode),
             timeslice: known.levels.get(uuid).cloned(),
             nvlink: reading.and_then(|reading| reading.nvlink.clone()),
+            sensors: reading.map(|reading| reading.sensors).unwrap_or_default(),
             processes: reading.map(|reading| reading.processes.clone()).unwrap_or_default(),
             processes_known: reading.is_none_or(|reading| reading.processes_known),
             observed_at: at.wall,
@@ -151,7 +155,7 @@ impl GpuSnapshot {
     }
 }
 
-/// The state, but for what depends on the rule that claims the GPU, and why.
+/// Returns the state and its reasons, except those that depend on the rule of the GPU.
 fn state(known: &Known, sight: &Sight) -> (GpuState, Vec<Reason>) {
     let uuid = &sight.identity.uuid;
     let mut reasons: Vec<Reason> = Vec::new();
@@ -168,7 +172,7 @@ fn state(known: &Known, sight: &Sight) -> (GpuState, Vec<Reason>) {
         state = GpuState::Degraded;
         reasons.extend(degraded.into_iter().map(Reason::Degraded));
     }
-    // An operation that is only being planned hides nothing.
+    // A planned operation that has not begun does not affect the state.
     if let Some(holder) = known.lanes.get(uuid).filter(|holder| holder.has_begun()) {
         state = GpuState::Changing;
         reasons.push(Reason::Changing { holder: holder.clone() });
@@ -198,13 +202,13 @@ fn state(known: &Known, sight: &Sight) -> (GpuState, Vec<Reason>) {
         reasons.push(Reason::Maintenance(maintenance));
     }
     if state == GpuState::Cordoned {
-        // In another state they are in `cordons` alone.
+        // In other states they are only in `cordons`.
         reasons.extend(cordons.into_iter().map(Reason::Cordoned));
     }
     (state, reasons)
 }
 
-/// Whether nothing is known against the hardware as it was read.
+/// Returns whether the hardware is usable, according to its reading.
 fn is_usable(state: GpuState) -> bool {
     match state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => true,
@@ -212,7 +216,7 @@ fn is_usable(state: GpuState) -> bool {
     }
 }
 
-/// Whether a rule of the config claims the GPU for a mode other than `unmanaged`.
+/// Returns whether a rule of the config claims the GPU for a mode other than `unmanaged`.
 pub(crate) fn is_managed(gpu: &Gpu) -> bool {
     match gpu.mode {
         Mode::Unmanaged => false,
@@ -220,15 +224,15 @@ pub(crate) fn is_managed(gpu: &Gpu) -> bool {
     }
 }
 
-/// How a GPU differs from its rule in being shared through MPS; `shared` tells whether a daemon for the whole GPU
-/// is in force.
+/// Returns how a GPU's MPS sharing differs from its rule; `shared` tells whether a daemon for the whole GPU is
+/// active.
 fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
     let seen = match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => true,
         GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
     match (gpu.mode, shared) {
-        // What is in the way of it is in the drift already.
+        // An obstacle is already in the drift.
         (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some(match sharing::too_old(gpu) {
             Some(why) => format!("it can't be shared through MPS: {why}"),
             None => "it is not shared through MPS yet".to_owned(),
@@ -240,7 +244,7 @@ fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
     }
 }
 
-/// The fields of a GPU that events report.
+/// Returns the fields of a GPU that events report.
 fn told(gpu: &Gpu) -> GpuChange {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).map(|instance| InstanceSeen {
         id: instance.id,
@@ -250,7 +254,7 @@ fn told(gpu: &Gpu) -> GpuChange {
     });
     GpuChange {
         gpu: gpu.index,
-        uuid: gpu.uuid.clone(),
+        gpu_uuid: gpu.uuid.clone(),
         changed: Vec::new(),
         state: gpu.state,
         reasons: gpu.reasons.clone(),

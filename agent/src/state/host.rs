@@ -1,4 +1,4 @@
-//! The host at one moment, as everything but [`State`](super::State) sees it.
+//! A snapshot of the host, as seen by everything except [`State`](super::State).
 
 use std::{
     collections::BTreeMap,
@@ -11,10 +11,10 @@ use gpush_core::config::Config;
 use gpush_nvml::DriverError;
 use gpush_store::Lost;
 
-use super::GpuSnapshot;
+use super::{GpuSnapshot, LeaseTable};
 use crate::caller::Viewer;
 
-/// The host at one moment. It never changes.
+/// The host at one moment, immutable.
 #[derive(Debug, Clone)]
 pub(crate) struct HostState {
     /// GPUs by index; those that the driver does not list any more come last.
@@ -25,7 +25,7 @@ pub(crate) struct HostState {
     pub(crate) driver: Option<DriverError>,
     /// Whether the GPUs were ever listed.
     pub(crate) was_listed: bool,
-    /// The config in force.
+    /// The active config.
     pub(crate) config: Arc<Config>,
     /// Generation of the desired state.
     pub(crate) generation: u64,
@@ -33,28 +33,30 @@ pub(crate) struct HostState {
     pub(crate) maintenance: Option<Maintenance>,
     /// A lost database that is not accepted yet.
     pub(crate) lost: Option<Lost>,
+    /// Leases that have not ended.
+    pub(crate) leases: Arc<LeaseTable>,
     /// Id of the last event before this snapshot.
     pub(crate) last_event: String,
-    /// How many GPU events there were so far: equal numbers mean that no GPU has changed.
+    /// Number of GPU events so far: equal numbers mean that no GPU has changed.
     pub(crate) changes: u64,
-    /// Answers about all GPUs that were made from this snapshot.
+    /// Answers about all GPUs made from this snapshot.
     pub(crate) answers: Answers,
 }
 
-/// Answers about all GPUs, as JSON, by viewer. They live as long as their snapshot, so nothing must invalidate them.
+/// Answers about all GPUs, as JSON, by viewer. They belong to one snapshot, so they need no invalidation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Answers(Arc<Mutex<BTreeMap<Viewer, Bytes>>>);
 
 impl Answers {
-    /// Viewers whose answers are kept: administrators, users without processes, some with.
+    /// Maximum number of stored viewers: administrators, users without processes, some with.
     const MOST: usize = 8;
 
-    /// The answer for a viewer, if it was made before.
+    /// Returns the answer for a viewer, if it is stored.
     pub(crate) fn get(&self, viewer: Viewer) -> Option<Bytes> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&viewer).cloned()
     }
 
-    /// Keeps the answer for a viewer.
+    /// Stores the answer for a viewer.
     pub(crate) fn keep(&self, viewer: Viewer, json: Bytes) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < Self::MOST {

@@ -1,5 +1,4 @@
-//! Everything that snapshots are composed from: the last inputs of each kind. Pure data under the lock of
-//! [`State`](super::State).
+//! The source data of snapshots: the last input of each kind, under the lock of [`State`](super::State).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,23 +12,23 @@ use gpush_nvml::{DriverError, ErrorKind, Listed};
 use gpush_store::Lost;
 
 use super::{
-    Conditions, GpuSnapshot, HostState, Overrides,
+    Conditions, GpuSnapshot, HostState, LeaseTable, Overrides,
     gpu::Sight,
     host::Answers,
     readings::{LastReading, Moment},
 };
 
-/// Which operation has a GPU.
+/// The operation that has claimed a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// One that is being planned: it has no id yet, and changes nothing.
+    /// An operation being planned: it has no id yet, and changes nothing.
     Planning,
-    /// The one with this id, which has begun to change the GPU.
+    /// The operation with this id, which has begun to change the GPU.
     Operation(String),
 }
 
 impl Holder {
-    /// Whether it changes the GPU.
+    /// Returns whether it changes the GPU.
     pub(crate) fn has_begun(&self) -> bool {
         match self {
             Self::Planning => false,
@@ -47,7 +46,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Everything that snapshots are composed from.
+/// The source data of snapshots.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) config: Arc<Config>,
@@ -62,14 +61,16 @@ pub(super) struct Known {
     pub(super) nameless: Vec<(u32, DriverError)>,
     /// GPUs with a driver call that may still take effect.
     pub(super) unsettled: BTreeSet<String>,
-    /// GPUs that an operation has.
+    /// GPUs claimed by an operation.
     pub(super) lanes: BTreeMap<String, Holder>,
-    /// GPUs with an MPS daemon for the whole GPU in force.
+    /// GPUs with an active MPS daemon for the whole GPU.
     pub(super) shared: BTreeSet<String>,
     /// Time-slice levels as last read.
     pub(super) levels: BTreeMap<String, TimesliceView>,
-    /// What events last told of each GPU.
+    /// The last published state of each GPU.
     pub(super) told: BTreeMap<String, GpuChange>,
+    /// Leases that have not ended.
+    pub(super) leases: Arc<LeaseTable>,
 }
 
 #[derive(Debug)]
@@ -79,7 +80,7 @@ pub(super) struct Loss {
 }
 
 impl Known {
-    /// A snapshot of these GPUs.
+    /// Makes a snapshot of these GPUs.
     pub(super) fn snapshot(&self, mut gpus: Vec<Arc<GpuSnapshot>>, last_event: String, changes: u64) -> HostState {
         let listed = |gpu: &GpuSnapshot| self.sights.get(&gpu.gpu.uuid).is_some_and(|sight| sight.listed);
         gpus.sort_by_key(|gpu| (!listed(gpu), gpu.gpu.index));
@@ -93,6 +94,7 @@ impl Known {
             generation: self.overrides.generation(),
             maintenance,
             lost: self.loss.lost.clone(),
+            leases: Arc::clone(&self.leases),
             last_event,
             changes,
             answers: Answers::default(),
@@ -104,7 +106,7 @@ impl Known {
         Arc::new(GpuSnapshot::compose(self, sight, listed_at))
     }
 
-    /// Why no GPU can be shown.
+    /// Returns why no GPU can be shown.
     fn driver_error(&self) -> Option<DriverError> {
         if let Some(error) = &self.list.error
             && (error.is_driver_unavailable() || self.list.good.is_none())
@@ -116,8 +118,8 @@ impl Known {
         })
     }
 
-    /// Matches the last good listing with the GPUs that are known. A listed GPU that cannot be identified counts as the
-    /// GPU that was last known at its index, if that one is not listed under its own identity.
+    /// Matches the last good list with the known GPUs. A listed GPU that cannot be identified counts as the one
+    /// that was last at its index, unless that one is listed elsewhere.
     pub(super) fn arrange(&mut self) {
         let Some((listed, _)) = self.list.good.clone() else { return };
         for sight in self.sights.values_mut() {
@@ -141,7 +143,7 @@ impl Known {
             match self.sights.values_mut().find(|sight| !sight.listed && sight.identity.index == index) {
                 Some(sight) => {
                     sight.listed = true;
-                    // Left out because of an earlier call: whether it still runs is known better than by the list.
+                    // Skipped because of an earlier call: other data shows whether it still runs.
                     sight.list_error = Some(error.clone()).filter(|error| error.kind != ErrorKind::Unsettled);
                 }
                 None => self.nameless.push((index, error.clone())),
@@ -165,7 +167,7 @@ impl Known {
     }
 }
 
-/// How a GPU differs from what events last told of it.
+/// Returns how a GPU differs from its last published state.
 pub(super) fn difference(before: Option<&GpuChange>, now: &GpuChange) -> Option<GpuChange> {
     let changed = match before {
         None => vec![GpuAspect::Appeared],

@@ -4,15 +4,15 @@
 //! readings   ── GPUs listed, GPUs read, worker's unsettled calls ──┐
 //! commits    ── conditions, overrides, config, a loss accepted ────┤   one short lock
 //! lanes      ── which operation has which GPU ─────────────────────┼─► Known ─► HostState ─► watch channel
-//! modes      ── MPS daemons in force, time-slice levels ───────────┘              │
+//! modes      ── active MPS daemons, time-slice levels ─────────────┘              │
 //!                                                            difference from the one before ─► GPU events
 //! ```
 //!
-//! Each change replaces the snapshot, an immutable [`HostState`], and publishes how GPUs differ from the snapshot
-//! before, under the same lock: no difference is skipped, and a snapshot carries the id of the last event before
-//! it. Nothing here awaits. What must be durable is committed first (`commit`), and applied in the order of the
-//! commits; what gpushd itself finds (a fault cordons a GPU) is in force at once and recorded afterwards, since
-//! a GPU that is broken must not be handed out because the disk is full.
+//! Each change replaces the snapshot, an immutable [`HostState`], and publishes the differences of GPUs from
+//! the previous one, under the same lock. So no difference is skipped, and a snapshot has the id of the last
+//! event before it. Nothing here awaits. Durable changes are committed first (`commit`), and applied in the
+//! order of the commits. Changes that gpushd itself detects (a fault cordons a GPU) are effective at once and
+//! recorded afterwards: a full disk must not keep a broken GPU in use.
 //!
 //! A reading may change conditions, whichever request caused it. Composing an answer from a snapshot never changes anything.
 //!
@@ -23,12 +23,13 @@
 //! | `gpu` | one GPU of a snapshot: its state and why |
 //! | `reason` | why a GPU is in its state, as a type |
 //! | `conditions` | cordons, maintenance, degraded GPUs |
+//! | `leases` | leases that have not ended |
 //! | `overrides` | layouts that take precedence over the config |
 //! | `commit` | changes that are recorded before they are applied |
 //! | `view` | a snapshot as a caller may see it |
 //! | `redact` | what is left out for a viewer |
 //! | `readings` | reading the hardware; the only part that awaits the driver |
-//! | `events` | events and those who follow them |
+//! | `events` | events and their listeners |
 //! | `words` | conditions in words |
 
 mod commit;
@@ -37,6 +38,7 @@ pub(crate) mod events;
 mod gpu;
 mod host;
 mod known;
+pub(crate) mod leases;
 mod overrides;
 pub(crate) mod readings;
 mod reason;
@@ -53,7 +55,7 @@ use std::{
 use gpush_api::{Happening, Maintenance, TimesliceView};
 use gpush_core::config::Config;
 use gpush_nvml::{Listed, Reading, RemappedRows};
-use gpush_store::{ConditionKind, Lost, NewAudit, NewCondition, Override, Scope, Store};
+use gpush_store::{ConditionKind, LeaseRecord, Lost, NewAudit, NewCondition, Override, Scope, Store};
 use jiff::Timestamp;
 use tokio::sync::watch;
 
@@ -64,6 +66,7 @@ pub(crate) use self::{
     gpu::{GpuSnapshot, is_managed},
     host::HostState,
     known::Holder,
+    leases::{LeaseTable, OpenLease, Reservation, ReservationId},
     overrides::{Effect, Overrides},
     reason::Reason,
     view::{Observed, no_driver, overridden, unidentified},
@@ -88,22 +91,24 @@ struct Inner {
     snapshot: watch::Sender<Arc<HostState>>,
 }
 
-/// What a new agent knows from the store and the config.
+/// Initial data from the store and the config.
 #[derive(Debug)]
 pub(crate) struct Initial {
-    /// The config in force.
+    /// The active config.
     pub(crate) config: Arc<Config>,
-    /// Conditions on record.
+    /// Recorded conditions.
     pub(crate) conditions: Conditions,
-    /// Overrides on record.
+    /// Recorded overrides.
     pub(crate) overrides: Overrides,
     /// A lost database that is not accepted yet.
     pub(crate) lost: Option<Lost>,
-    /// When a loss was accepted last on this boot, in clock ticks since its start.
+    /// When a loss was last accepted on this boot, in clock ticks since its start.
     pub(crate) known_since: Option<u64>,
+    /// Leases on record that have not ended.
+    pub(crate) leases: Vec<LeaseRecord>,
 }
 
-/// Which GPUs a change may concern.
+/// The GPUs that a change may affect.
 enum Touched {
     None,
     Gpus(BTreeSet<String>),
@@ -111,9 +116,9 @@ enum Touched {
 }
 
 impl State {
-    /// Starts from what is on record; no GPU is known yet.
+    /// Starts from recorded data; no GPU is known yet.
     pub(crate) fn new(store: Store, events: Events, initial: Initial) -> Self {
-        let Initial { config, conditions, overrides, lost, known_since } = initial;
+        let Initial { config, conditions, overrides, lost, known_since, leases } = initial;
         let known = Known {
             config,
             claims: BTreeMap::new(),
@@ -128,6 +133,7 @@ impl State {
             shared: BTreeSet::new(),
             levels: BTreeMap::new(),
             told: BTreeMap::new(),
+            leases: Arc::new(LeaseTable::new(leases)),
         };
         let first = known.snapshot(Vec::new(), events.last_id(), 0);
         Self(Arc::new(Inner { store, events, known: Mutex::new(known), snapshot: watch::Sender::new(Arc::new(first)) }))
@@ -137,37 +143,37 @@ impl State {
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The host as it is known now.
+    /// Returns the present snapshot.
     pub(crate) fn now(&self) -> Arc<HostState> {
         Arc::clone(&self.0.snapshot.borrow())
     }
 
-    /// Follows the snapshots. Values may be skipped: what must not be missed is an event.
+    /// Subscribes to snapshots. Some may be skipped: only events are complete.
     pub(crate) fn watch(&self) -> watch::Receiver<Arc<HostState>> {
         self.0.snapshot.subscribe()
     }
 
-    /// The config in force.
+    /// Returns the active config.
     pub(crate) fn config(&self) -> Arc<Config> {
         Arc::clone(&self.0.snapshot.borrow().config)
     }
 
-    /// The maintenance that the host is in.
+    /// Returns the present maintenance.
     pub(crate) fn maintenance(&self) -> Option<Maintenance> {
         self.0.snapshot.borrow().maintenance.clone()
     }
 
-    /// Events, for occurrences that are no difference of snapshots.
+    /// Returns the events, to publish those that are not differences of snapshots.
     pub(crate) fn events(&self) -> &Events {
         &self.0.events
     }
 
-    /// Index of a GPU when it was last listed.
+    /// Returns the index of a GPU when it was last listed.
     pub(crate) fn index_of(&self, uuid: &str) -> Option<u32> {
         self.known().sights.get(uuid).map(|sight| sight.identity.index)
     }
 
-    /// The snapshot with these readings in place of the last ones: what a plan is made on.
+    /// Returns the snapshot with these readings instead of the last ones, as a basis for plans.
     pub(crate) fn with(&self, readings: &[Arc<Reading>]) -> Observed {
         self.expire_overrides();
         let known = self.known();
@@ -182,7 +188,7 @@ impl State {
         Observed { host: Arc::new(host), late: BTreeSet::new() }
     }
 
-    /// Changes what is known, replaces the snapshot, and publishes how the GPUs differ.
+    /// Changes the known data, replaces the snapshot, and publishes the differences of the GPUs.
     fn update<T>(&self, change: impl FnOnce(&mut Known) -> (Touched, T)) -> T {
         let mut known = self.known();
         let (touched, result) = change(&mut known);
@@ -197,7 +203,7 @@ impl State {
             }
         };
         let mut next = known.snapshot(gpus, String::new(), before.changes);
-        // Without a driver there is nothing to compare with: that it is gone is an event of its own.
+        // Without a driver there is nothing to compare: its loss is a separate event.
         if next.driver.is_none() {
             let told = &mut known.told;
             for gpu in &next.gpus {
@@ -212,7 +218,7 @@ impl State {
         result
     }
 
-    /// Takes a listing of the GPUs, or why there is none.
+    /// Stores a list of the GPUs, or why there is none.
     fn listed(&self, list: LastReading<Arc<Vec<Listed>>>) {
         self.update(|known| {
             known.list = list;
@@ -221,7 +227,7 @@ impl State {
         });
     }
 
-    /// Takes a reading of a GPU, or why there is none. It may end a degraded state and may cordon the GPU.
+    /// Stores a reading of a GPU, or why there is none. It may end a degraded state or cordon the GPU.
     fn read(&self, uuid: &str, last: LastReading<Arc<Reading>>) {
         self.update(|known| {
             // A stale reading may show the GPU as it was before a change.
@@ -233,7 +239,7 @@ impl State {
             let settled = listed && !known.unsettled.contains(uuid) && !known.lanes.contains_key(uuid);
             if settled {
                 for change in known.conditions.check_recovery(&reading, at.own) {
-                    // If this record is lost, the next agent's first reading finds it again.
+                    // If this record is lost, the next agent's first reading repeats it.
                     drop(self.0.store.write_ending(move |tx| change.record(tx)));
                 }
             }
@@ -244,7 +250,7 @@ impl State {
         });
     }
 
-    /// Takes which GPUs have a driver call that may still take effect.
+    /// Stores which GPUs have a driver call that may still take effect.
     pub(crate) fn unsettled(&self, uuids: &[String]) {
         let now: BTreeSet<String> = uuids.iter().cloned().collect();
         if self.known().unsettled == now {
@@ -257,7 +263,7 @@ impl State {
         });
     }
 
-    /// Cordons a GPU for a fault that the driver reported.
+    /// Cordons a GPU because of a fault reported by the driver.
     pub(crate) fn fault(&self, uuid: &str, cause: &str, reason: String) {
         self.update(|known| {
             self.cordon_at_once(known, uuid, cause, reason, None);
@@ -275,13 +281,14 @@ impl State {
         }
     }
 
-    /// Records the memory rows that were noticed, without waiting for it.
+    /// Records the memory rows without waiting.
     fn record_rows(&self, uuid: &str, rows: RemappedRows) {
         let (uuid, rows) = (uuid.to_owned(), serde_json::to_value(rows).unwrap_or_default());
         drop(self.0.store.write(move |tx| tx.notice(&uuid, rows.clone())));
     }
 
-    /// Cordons a GPU in gpushd's own name. The cordon is in force at once, whether or not it can be recorded.
+    /// Cordons a GPU on gpushd's own behalf. The cordon is effective at once, whether or not it can be
+    /// recorded.
     fn cordon_at_once(
         &self,
         known: &mut Known,
@@ -313,7 +320,7 @@ impl State {
         });
         known.conditions.apply(&change);
         let uuid = uuid.to_owned();
-        // It must not fail for want of space: what it guards against exists all the same.
+        // A full disk must not prevent it, because the fault exists in any case.
         drop(self.0.store.write_ending(move |tx| {
             change.record(tx)?;
             if let Some(rows) = noticed {
@@ -323,7 +330,7 @@ impl State {
         }));
     }
 
-    /// Applies changes of conditions. The caller sees to the record.
+    /// Applies changes of conditions. The caller records them.
     pub(crate) fn apply(&self, changes: &[Change]) {
         if changes.is_empty() {
             return;
@@ -339,7 +346,7 @@ impl State {
         });
     }
 
-    /// Applies what transactions did to overrides, and publishes it. The effects are recorded.
+    /// Applies the effects of transactions on overrides, and publishes them. They are already recorded.
     pub(crate) fn override_effects(&self, effects: &[Effect]) {
         if effects.is_empty() {
             return;
@@ -351,20 +358,19 @@ impl State {
         });
     }
 
-    /// All overrides in force, in the order in which they were made.
+    /// Returns all active overrides, in the order in which they were set.
     pub(crate) fn overrides(&self) -> Vec<Override> {
         self.expire_overrides();
         self.known().overrides.all()
     }
 
-    /// The override in force on a GPU, which the driver need not list.
+    /// Returns the active override of a GPU, whether or not the driver lists it.
     pub(crate) fn override_of(&self, uuid: &str) -> Option<Override> {
         self.expire_overrides();
         self.known().overrides.of(uuid).cloned()
     }
 
-    /// Ends overrides that have expired by now. Their ends are recorded later, see
-    /// [`State::expired_overrides`].
+    /// Ends overrides that have expired. Their ends are recorded later, see [`State::expired_overrides`].
     pub(crate) fn expire_overrides(&self) {
         let (now, at) = (Timestamp::now(), Instant::now());
         let over = self.known().overrides.expire(now, at);
@@ -373,17 +379,17 @@ impl State {
         }
     }
 
-    /// Overrides whose end is to be recorded, and how long the next one has.
+    /// Returns the overrides whose ends must be recorded, and the time until the next one expires.
     pub(crate) fn expired_overrides(&self) -> (Vec<Override>, Option<Duration>) {
         self.known().overrides.to_record(Timestamp::now(), Instant::now())
     }
 
-    /// The ends of these overrides are recorded.
+    /// Reports that the ends of these overrides are recorded.
     pub(crate) fn expiry_recorded(&self, ended: &[Override]) {
         self.known().overrides.recorded(ended);
     }
 
-    /// Puts a config into force, with the generation that it made.
+    /// Activates a config, with its new generation.
     pub(crate) fn replace_config(&self, config: Arc<Config>, generation: u64) {
         self.update(|known| {
             known.config = config;
@@ -401,7 +407,7 @@ impl State {
         });
     }
 
-    /// Ends the report of a loss for which no GPU is held.
+    /// Ends the report of a loss that holds no GPU.
     pub(crate) fn acknowledge_loss(&self) {
         self.update(|known| {
             known.loss.lost = None;
@@ -409,13 +415,13 @@ impl State {
         });
     }
 
-    /// Whether a share that was granted to a process, or to one that it descends from, may have been lost with the
-    /// database; `start` is the start of the process in clock ticks since boot.
+    /// Returns whether a grant to a process, or to one of its ancestors, may have been lost with the database.
+    /// `start` is the start of the process in clock ticks since boot.
     pub(crate) fn may_have_forgotten(&self, start: u64) -> bool {
         self.known().loss.known_since.is_some_and(|since| start <= since)
     }
 
-    /// Notes which operation has these GPUs; `None` when they are free again.
+    /// Stores which operation has claimed these GPUs; `None` if they are free again.
     pub(crate) fn lane(&self, uuids: &[String], holder: Option<&Holder>) {
         self.update(|known| {
             for uuid in uuids {
@@ -428,7 +434,7 @@ impl State {
         });
     }
 
-    /// Notes whether an MPS daemon for the whole GPU is in force.
+    /// Stores whether an MPS daemon for the whole GPU is active.
     pub(crate) fn share(&self, uuid: &str, shared: bool) {
         if self.known().shared.contains(uuid) == shared {
             return;
@@ -439,7 +445,7 @@ impl State {
         });
     }
 
-    /// Notes the time-slice levels as last read, of all GPUs that have one.
+    /// Stores the last read time-slice levels of all GPUs that have one.
     pub(crate) fn levels(&self, levels: BTreeMap<String, TimesliceView>) {
         if self.known().levels == levels {
             return;

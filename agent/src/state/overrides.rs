@@ -1,17 +1,17 @@
-//! Overrides in force: layouts that take precedence over the config's rules until they are cleared or expire.
+//! Active overrides: layouts that take precedence over the config's rules until they are cleared or expire.
 //!
 //! ```text
 //!                      begin                         end of the operation
-//! request ──► in the operation's intent ─┬─ done ──────────► in force, recorded with that end
-//!                                        └─ anything else ─► never in force; what was before stays
-//! in force ─┬─ another one made ────────────► replaced
+//! request ──► in the operation's intent ─┬─ done ──────────► active, recorded with that end
+//!                                        └─ anything else ─► never active; the previous one stays
+//! active ───┬─ another one set ─────────────► replaced
 //!           ├─ cleared, or the rule's own layout applied
 //!           ├─ a reload asked to end ────────► ended, recorded
 //!           └─ expired ─────────────────────┘
 //! ```
 //!
-//! An override ends for good: once it has expired it does not come back, whatever the clock does. Both the wall
-//! clock and the time that this process has seen pass count: a clock that is set back does not lengthen it.
+//! Expiry is final: an expired override stays expired, whatever the clock does. Both the system clock and the
+//! monotonic time of this process count, so setting the clock back does not lengthen it.
 
 use std::{
     collections::BTreeMap,
@@ -22,26 +22,26 @@ use gpush_api::{Actor, Change};
 use gpush_store::Override;
 use jiff::Timestamp;
 
-/// What a transaction did to the override of a GPU.
+/// The effect of a transaction on the override of a GPU.
 #[derive(Debug, Clone)]
 pub(crate) enum Effect {
-    /// This override is in force.
+    /// This override is active.
     Made(Override),
     /// This override has ended.
     Ended {
-        /// As it was.
+        /// The ended override.
         one: Override,
-        /// Generation that its end made.
+        /// The generation that its end created.
         generation: u64,
-        /// What ended it, as the audit trail names it.
+        /// What ended it, in the audit trail's terms.
         action: String,
-        /// Who ended it; `None` for gpushd itself.
+        /// The user who ended it; `None` for gpushd itself.
         by: Option<Actor>,
     },
 }
 
 impl Effect {
-    /// How the audit trail names the making of an override.
+    /// The audit trail's name for setting an override.
     pub(crate) const MAKE: &str = "override.make";
 
     fn generation(&self) -> u64 {
@@ -51,14 +51,14 @@ impl Effect {
         }
     }
 
-    /// UUID of its GPU.
+    /// Returns the UUID of its GPU.
     pub(super) fn uuid(&self) -> &str {
         match self {
             Self::Made(one) | Self::Ended { one, .. } => &one.gpu,
         }
     }
 
-    /// The event that tells it.
+    /// Returns its event.
     pub(super) fn event(&self) -> Change {
         let (action, one, by) = match self {
             Self::Made(one) => (Self::MAKE, one, Some(one.author.clone())),
@@ -69,26 +69,26 @@ impl Effect {
             object: one.gpu.clone(),
             by,
             reason: Some(one.reason.clone()).filter(|reason| !reason.is_empty()),
-            uuids: vec![one.gpu.clone()],
+            gpu_uuids: vec![one.gpu.clone()],
         }
     }
 }
 
-/// The overrides in force.
+/// The active overrides.
 #[derive(Debug, Default)]
 pub(crate) struct Overrides {
     generation: u64,
     in_force: BTreeMap<String, Kept>,
-    /// Expired, and that is not recorded yet.
+    /// Expired, but the expiry is not recorded yet.
     expired: Vec<Override>,
-    /// Generation of the last effect on each GPU: effects may arrive out of their order.
+    /// Generation of the last effect on each GPU, because effects may arrive out of order.
     latest: BTreeMap<String, u64>,
 }
 
 #[derive(Debug)]
 struct Kept {
     one: Override,
-    /// Its end by this process's own clock.
+    /// Its end by the monotonic clock.
     deadline: Option<Instant>,
 }
 
@@ -105,24 +105,24 @@ impl Kept {
 }
 
 impl Overrides {
-    /// Takes the recorded overrides over from an earlier process.
+    /// Adopts the overrides that an earlier process recorded.
     pub(crate) fn new(generation: u64, recorded: Vec<Override>) -> Self {
         let (now, at) = (Timestamp::now(), Instant::now());
         let in_force = recorded.into_iter().map(|one| (one.gpu.clone(), Kept::new(one, now, at))).collect();
         Self { generation, in_force, ..Self::default() }
     }
 
-    /// Generation of the desired state.
+    /// Returns the generation of the desired state.
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The override of a GPU.
+    /// Returns the override of a GPU.
     pub(super) fn of(&self, uuid: &str) -> Option<&Override> {
         self.in_force.get(uuid).map(|kept| &kept.one)
     }
 
-    /// All of them, in the order in which they were made.
+    /// Returns all of them, in the order in which they were set.
     pub(super) fn all(&self) -> Vec<Override> {
         let mut all: Vec<Override> = self.in_force.values().map(|kept| kept.one.clone()).collect();
         all.sort_by_key(|one| one.sequence);
@@ -153,7 +153,7 @@ impl Overrides {
         }
     }
 
-    /// Takes a generation that something other than an override has created, such as a reload.
+    /// Stores a generation that something other than an override has created, such as a reload.
     pub(super) fn raise(&mut self, generation: u64) {
         self.generation = self.generation.max(generation);
     }

@@ -1,12 +1,12 @@
 //! Removes from answers what a viewer may not see. [`Viewer::may_see`] is the only rule; docs/api.md lists what it
 //! leaves out.
 //!
-//! Pid, uid, user and command line of a process are for its owner and administrators. Of another user's share, the
-//! user, the settings and the end stay; the process that it ends with does not. Of another user's MPS server, only the
+//! Pid, uid, user and command line of a process are for its owner and administrators. Of another user's lease, the
+//! user, the kind, the members and the end stay: see [`gpush_api::Lease::redact`]. Of another user's MPS server, only the
 //! state stays. Processes are removed from the GPUs that plans and refusals are made from, so that no sentence shows
 //! what a field does not.
 
-use gpush_api::{Actor, Blocker, Gpu, Happening, MpsClient, MpsDaemon, MpsServer, MpsShare, Process};
+use gpush_api::{Actor, Blocker, Gpu, Happening, MpsClient, MpsDaemon, MpsServer, Process};
 
 use crate::caller::Viewer;
 
@@ -29,7 +29,9 @@ pub(crate) fn gpu(gpu: &mut Gpu, viewer: Viewer) {
 
 /// Removes the holders from blockers that every user may read about.
 pub(crate) fn holders(blockers: &mut [Blocker]) {
-    blockers.iter_mut().flat_map(|blocker| &mut blocker.holders).for_each(blank);
+    // A lease, which every user may see, is a holder without a pid.
+    let holders = blockers.iter_mut().flat_map(|blocker| &mut blocker.holders);
+    holders.filter(|holder| holder.pid.is_some()).for_each(blank);
 }
 
 /// Removes from an actor what `viewer` may not see: its process.
@@ -43,15 +45,6 @@ pub(crate) fn actor(actor: &mut Actor, viewer: Viewer) {
 pub(crate) fn mps(daemon: &mut MpsDaemon, viewer: Viewer) {
     daemon.servers.iter_mut().for_each(|server| mps_server(server, viewer));
     daemon.clients.iter_mut().for_each(|client| mps_client(client, viewer));
-    daemon.shares.iter_mut().for_each(|share| mps_share(share, viewer));
-}
-
-/// Removes from a share what `viewer` may not see: the processes that asked for it and that it ends with.
-pub(crate) fn mps_share(share: &mut MpsShare, viewer: Viewer) {
-    if !viewer.may_see(Some(share.by.uid)) {
-        share.with_pid = None;
-    }
-    actor(&mut share.by, viewer);
 }
 
 fn mps_server(server: &mut MpsServer, viewer: Viewer) {
@@ -62,7 +55,7 @@ fn mps_server(server: &mut MpsServer, viewer: Viewer) {
 
 fn mps_client(client: &mut MpsClient, viewer: Viewer) {
     if !viewer.may_see(client.uid) {
-        *client = MpsClient { pid: None, server: None, uid: None, user: None, command: None, share: None };
+        *client = MpsClient { pid: None, server: None, uid: None, user: None, command: None, lease: None };
     }
 }
 
@@ -74,12 +67,13 @@ pub(crate) fn event(what: &mut Happening, viewer: Viewer) {
         Happening::Stray(change) if !viewer.may_see(change.uid) => {
             (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
         }
-        // What they hold everybody may read elsewhere.
+        // All users can read their content elsewhere.
         Happening::Gpu(_)
         | Happening::Config(_)
         | Happening::Driver(_)
         | Happening::Xid(_)
         | Happening::Mps(_)
+        | Happening::Lease(_)
         | Happening::Stray(_)
         | Happening::Resync(_) => {}
     }
@@ -101,7 +95,7 @@ fn blank(process: &mut Process) {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{MpsServerState, MpsSettings, ProcessKind, StrayChange, StrayStep};
+    use gpush_api::{MpsServerState, ProcessKind, StrayChange, StrayStep};
 
     use super::*;
 
@@ -126,14 +120,14 @@ mod tests {
         let mut seen = process();
         hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen, Process { pid: None, uid: None, user: None, command: None, ..process() });
-        // A process of unknown owner is nobody's own.
+        // A process of unknown owner belongs to no viewer.
         let mut seen = Process { uid: None, ..process() };
         hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen.pid, None);
     }
 
     #[test]
-    fn mps_server_client_and_share_are_hidden_from_other_users() {
+    fn mps_server_and_client_are_hidden_from_other_users() {
         let server = || MpsServer {
             pid: Some(4107),
             uid: Some(1000),
@@ -146,37 +140,23 @@ mod tests {
             uid: Some(1000),
             user: Some("alice".to_owned()),
             command: Some("python secret.py".to_owned()),
-            share: Some("s1".to_owned()),
-        };
-        let share = || MpsShare {
-            id: "s1".to_owned(),
-            target: "m1".to_owned(),
-            by: Actor { uid: 1000, user: Some("alice".to_owned()), pid: Some(4711) },
-            settings: MpsSettings::default(),
-            created_at: jiff::Timestamp::UNIX_EPOCH,
-            with_pid: Some(4711),
-            expires_at: Some(jiff::Timestamp::UNIX_EPOCH),
+            lease: Some("L1".to_owned()),
         };
         let seen = |viewer| {
-            let (mut server, mut client, mut share) = (server(), client(), share());
+            let (mut server, mut client) = (server(), client());
             mps_server(&mut server, viewer);
             mps_client(&mut client, viewer);
-            mps_share(&mut share, viewer);
-            (server, client, share)
+            (server, client)
         };
         for viewer in [Viewer::User(1000), Viewer::Admin, Viewer::Log] {
-            assert_eq!(seen(viewer), (server(), client(), share()), "{viewer:?}");
+            assert_eq!(seen(viewer), (server(), client()), "{viewer:?}");
         }
         for viewer in [Viewer::User(1001), Viewer::Agent] {
             let text = format!("{:?}", seen(viewer));
             let hidden = ["4107", "4711", "secret"].into_iter().find(|hidden| text.contains(hidden));
             assert_eq!(hidden, None, "{viewer:?}: {text}");
-            let (server, _, share) = seen(viewer);
+            let (server, _) = seen(viewer);
             assert_eq!((server.uid, server.state), (None, Some(MpsServerState::Active)));
-            assert_eq!(
-                (share.by.user.as_deref(), share.expires_at),
-                (Some("alice"), Some(jiff::Timestamp::UNIX_EPOCH))
-            );
         }
     }
 
@@ -185,13 +165,13 @@ mod tests {
         let stray = || {
             Happening::Stray(Box::new(StrayChange {
                 gpu: 0,
-                uuid: "GPU-0".to_owned(),
+                gpu_uuid: "GPU-0".to_owned(),
                 device: None,
                 pid: Some(4711),
                 uid: Some(1000),
                 user: Some("alice".to_owned()),
                 command: Some("train".to_owned()),
-                why: "its user has no share".to_owned(),
+                why: "its user holds no lease".to_owned(),
                 step: StrayStep::Asked,
             }))
         };

@@ -1,4 +1,4 @@
-//! The state without a driver: inputs in, snapshots and events out.
+//! The state without a driver: inputs, snapshots and events.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{events::Next, *};
 use crate::caller::Viewer;
 
 impl State {
-    /// A state with a store of its own, and no GPU.
+    /// Returns a state with its own store, and no GPU.
     pub(crate) fn empty() -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let store = Store::open(scratch.path(), Options::default()).unwrap().store;
@@ -20,6 +20,7 @@ impl State {
             overrides: Overrides::default(),
             lost: None,
             known_since: None,
+            leases: Vec::new(),
         };
         Self::new(store, Events::new("test"), initial)
     }
@@ -47,6 +48,7 @@ fn reading(index: u32) -> Reading {
         processes: Vec::new(),
         processes_known: true,
         nvlink: None,
+        sensors: gpush_api::Sensors::default(),
         rows: None,
         warnings: Vec::new(),
     }
@@ -65,7 +67,7 @@ pub(crate) fn list(state: &State, indexes: &[u32]) {
     state.listed(good(listed.collect()));
 }
 
-/// A state that has read GPUs 0 and 1, and a cursor after that.
+/// Returns a state that has read GPUs 0 and 1, and a cursor after that.
 fn two_gpus() -> (State, events::Cursor) {
     let state = State::empty();
     list(&state, &[0, 1]);
@@ -75,7 +77,7 @@ fn two_gpus() -> (State, events::Cursor) {
     (state, cursor)
 }
 
-/// What happened to GPUs since the cursor was last asked: index, state, what is different.
+/// Returns the changes of GPUs since the last call: index, state, changed aspects.
 fn gpu_events(cursor: &mut events::Cursor) -> Vec<(u32, GpuState, Vec<GpuAspect>)> {
     let mut told = Vec::new();
     while let Next::Events(events) = cursor.now() {
@@ -102,7 +104,7 @@ pub(crate) fn uncordon(uuid: &str) -> Change {
     Change::Clear(Scope::Gpu(uuid.to_owned()), ConditionKind::Cordon, None)
 }
 
-/// An override that does not expire, made at this generation.
+/// Returns an override without expiry, set at this generation.
 pub(crate) fn override_of(uuid: &str, generation: u64) -> Override {
     Override {
         gpu: uuid.to_owned(),
@@ -243,7 +245,7 @@ fn gpu_that_is_not_listed_is_lost_and_sorts_last() {
     let host = state.now();
     let order: Vec<(u32, GpuState)> = host.gpus.iter().map(|gpu| (gpu.gpu.index, gpu.gpu.state)).collect();
     assert_eq!(order, [(1, GpuState::Ready), (0, GpuState::Lost)]);
-    // Listed, but not identified: taken for the one that was last seen there.
+    // Listed, but not identified: counts as the GPU that was last there.
     let nameless = Listed { index: 0, identity: Err(DriverError::new(ErrorKind::Garbled, "identifying")) };
     state.listed(good(vec![nameless, Listed { index: 1, identity: Ok(identity(1)) }]));
     assert_eq!(states(&state), [GpuState::Unknown, GpuState::Ready]);
@@ -327,7 +329,7 @@ fn gpu_appears_once_in_a_snapshot_whatever_names_it() {
 }
 
 #[test]
-fn idle_processes_are_left_out_whoever_views() {
+fn idle_processes_are_left_out_for_every_viewer() {
     let (state, _) = two_gpus();
     let process = |pid| gpush_api::Process {
         pid: Some(pid),

@@ -1,4 +1,4 @@
-//! A snapshot as a caller may see it.
+//! The part of a snapshot that a caller may see.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -10,27 +10,27 @@ use gpush_store::Override;
 use super::{GpuSnapshot, HostState, redact};
 use crate::caller::Viewer;
 
-/// A snapshot after a reading was asked for.
+/// A snapshot after a reading.
 #[derive(Debug, Clone)]
 pub(crate) struct Observed {
     /// The snapshot.
     pub(crate) host: Arc<HostState>,
-    /// UUIDs of GPUs whose reading is still under way.
+    /// UUIDs of GPUs whose reading is still in progress.
     pub(crate) late: BTreeSet<String>,
 }
 
 impl Observed {
-    /// The GPUs, as `viewer` may see them.
+    /// Returns the GPUs, as `viewer` may see them.
     pub(crate) fn gpus(&self, viewer: Viewer) -> Vec<Gpu> {
         self.gpus_for_plans(viewer, &BTreeSet::new())
     }
 
-    /// The GPUs without the processes in `idle`, which hold a GPU for no user: what a plan is made on.
+    /// Returns the GPUs as a basis for plans, without the processes in `idle`, which hold a GPU for no user.
     pub(crate) fn gpus_for_plans(&self, viewer: Viewer, idle: &BTreeSet<u32>) -> Vec<Gpu> {
         self.host.gpus.iter().map(|gpu| self.one(gpu, viewer, idle)).collect()
     }
 
-    /// The view that a viewer gets: a user who may see no details sees what every user sees.
+    /// Returns the effective viewer: a user who may see no details gets the common view.
     pub(crate) fn viewer(&self, viewer: Viewer) -> Viewer {
         match viewer {
             Viewer::User(uid) if !self.host.gpus.iter().any(|gpu| concerns(&gpu.gpu, uid)) => Viewer::Agent,
@@ -38,7 +38,7 @@ impl Observed {
         }
     }
 
-    /// The GPU at a position, as `viewer` may see it.
+    /// Returns the GPU at a position, as `viewer` may see it.
     pub(crate) fn at(&self, position: usize, viewer: Viewer) -> Gpu {
         self.one(&self.host.gpus[position], viewer, &BTreeSet::new())
     }
@@ -54,29 +54,29 @@ impl Observed {
 }
 
 impl HostState {
-    /// The GPUs as last seen, as `viewer` may see them.
+    /// Returns the GPUs as last read, as `viewer` may see them.
     pub(crate) fn gpus(self: &Arc<Self>, viewer: Viewer) -> Vec<Gpu> {
         Observed { host: Arc::clone(self), late: BTreeSet::new() }.gpus(viewer)
     }
 
-    /// A GPU by UUID.
+    /// Returns a GPU by UUID.
     pub(crate) fn gpu(&self, uuid: &str) -> Option<&GpuSnapshot> {
         self.gpus.iter().find(|gpu| gpu.gpu.uuid == uuid).map(AsRef::as_ref)
     }
 
-    /// Positions of the GPUs that selectors name.
+    /// Returns the positions of the GPUs that selectors name.
     ///
     /// # Errors
-    /// When one of them names none; a GPU that the driver lists but cannot identify is named with its error.
+    /// If one of them matches none; the error about a GPU that the driver lists but cannot identify says so.
     pub(crate) fn positions(&self, texts: &[&str]) -> Result<Vec<usize>, ApiError> {
         let gpus = self.selectable();
         Selector::resolve(texts, &gpus).map_err(|error| self.explain_absent(texts, error))
     }
 
-    /// Position of the one GPU that a selector names.
+    /// Returns the position of the one GPU that a selector names.
     ///
     /// # Errors
-    /// As [`HostState::positions`], and when it names several.
+    /// As [`HostState::positions`], and if it names several.
     pub(crate) fn position(&self, text: &str) -> Result<usize, ApiError> {
         if let Some(at) = self.gpus.iter().position(|gpu| gpu.gpu.uuid == text) {
             return Ok(at);
@@ -84,16 +84,16 @@ impl HostState {
         match self.positions(&[text])?.as_slice() {
             [one] => Ok(*one),
             several => {
-                Err(ApiError::new(Code::BadRequest, format!("{text:?} names {} GPUs, one is wanted", several.len()))
+                Err(ApiError::new(Code::BadRequest, format!("{text:?} names {} GPUs; one is needed", several.len()))
                     .hint("give an index, a UUID or a PCI address: `gpushctl gpu list` shows them"))
             }
         }
     }
 
-    /// UUIDs of the GPUs that selectors with commas between name.
+    /// Returns the UUIDs of the GPUs that comma-separated selectors name.
     ///
     /// # Errors
-    /// When one of them names none, or the GPUs were not listed yet.
+    /// If one of them matches none, or the GPUs were not listed yet.
     pub(crate) fn named(&self, text: &str) -> Result<Vec<String>, ApiError> {
         if let Some(error) = &self.driver {
             return Err(no_driver(error));
@@ -117,7 +117,7 @@ impl HostState {
     }
 }
 
-/// Why the driver cannot tell which GPU it lists at an index.
+/// Returns why the driver cannot identify the GPU at an index.
 pub(crate) fn unidentified(index: u32, error: &DriverError) -> ApiError {
     let said = error.to_api();
     let causes = [vec![said.message], said.causes].concat();

@@ -1,15 +1,15 @@
-//! Conditions of GPUs in words, for reasons, refusals and the log.
+//! Conditions of GPUs as text, for reasons, errors and the log.
 
 use gpush_api::{Actor, ApiError, Code, Cordon, Maintenance};
 
 use super::Holder;
 
-/// An actor in a sentence: the user's name, or the uid.
+/// Returns an actor for a sentence: the user's name, or the uid.
 pub(crate) fn actor(actor: &Actor) -> String {
     actor.user.clone().unwrap_or_else(|| format!("uid {}", actor.uid))
 }
 
-/// A cordon in a sentence.
+/// Describes a cordon in a sentence.
 pub(crate) fn cordon(cordon: &Cordon) -> String {
     match (&cordon.by, cordon.reason.is_empty()) {
         (Some(by), true) => format!("cordoned by {}", actor(by)),
@@ -18,7 +18,7 @@ pub(crate) fn cordon(cordon: &Cordon) -> String {
     }
 }
 
-/// A maintenance as a noun phrase: who entered it, when and why.
+/// Describes a maintenance as a noun phrase: user, time and reason.
 pub(crate) fn maintenance(maintenance: &Maintenance) -> String {
     let by = maintenance.by.as_ref().map_or_else(|| "somebody".to_owned(), actor);
     let since = maintenance.since.strftime("%Y-%m-%d %H:%M:%S UTC");
@@ -26,25 +26,25 @@ pub(crate) fn maintenance(maintenance: &Maintenance) -> String {
     format!("maintenance, which {by} entered at {since}{reason}")
 }
 
-/// A maintenance in a sentence.
+/// Describes a maintenance in a sentence.
 pub(crate) fn in_maintenance(maintenance: &Maintenance) -> String {
     format!("the host is in {}", self::maintenance(maintenance))
 }
 
-/// Refuses what would change a GPU, or call the driver, in maintenance.
+/// Returns the error of a request that would change a GPU or call the driver in maintenance.
 pub(crate) fn refusal(maintenance: &Maintenance) -> ApiError {
     ApiError::new(Code::Conflict, in_maintenance(maintenance))
         .cause("gpushd has no handle of the driver open, and changes nothing")
         .hint("when the work on it is done, `gpushctl maintenance leave`")
 }
 
-/// Why the host cannot be shown: gpushd was started in maintenance.
+/// Returns why the host cannot be shown: gpushd was started in maintenance.
 pub(crate) fn nothing_seen(maintenance: &Maintenance) -> ApiError {
     let causes = vec!["gpushd was started in it, and has not read the GPUs".to_owned()];
     ApiError { causes, ..refusal(maintenance) }.retryable()
 }
 
-/// An error and its causes in one line, for the log.
+/// Returns an error and its causes in one line, for the log.
 pub(crate) fn in_full(error: &ApiError) -> String {
     error.causes.iter().fold(error.to_string(), |text, cause| text + "; " + cause)
 }
@@ -59,7 +59,7 @@ pub(crate) fn changed_by(index: u32, uuid: &str, holder: &Holder) -> ApiError {
     ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}")).hint(hint).retryable()
 }
 
-/// What an Xid means (the Xid catalogue of the driver's documentation).
+/// Returns the meaning of an Xid (the Xid catalogue of the driver's documentation).
 pub(crate) fn xid(xid: u64) -> Option<&'static str> {
     Some(match xid {
         13 => "graphics engine exception, of a program",

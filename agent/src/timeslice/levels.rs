@@ -4,7 +4,7 @@
 //! list ─► each GPU: as desired ─────────────────────────────────────► seen
 //!           │ differs                                                  ▲
 //!           ▼                                                          │
-//!         on record (unless it is the driver's own) ─► set ─► list ────┘ done only when it is told so
+//!         recorded (unless it is the driver's own) ──► set ─► list ────┘ done only when listed
 //! ```
 
 use gpush_api::{ApiError, Code, TimesliceLevel};
@@ -20,7 +20,7 @@ use super::{Level, Subject, Timeslice, pace::Pace, settle::Aim, smi};
 const UNSUPPORTED: &str = "its driver has no time-slice levels for this part: Turing and later have them";
 
 /// The reason when the driver denies levels that the GPU had before.
-const DOUBTED: &str = "it has no time-slice levels, and yet it had one before";
+const DOUBTED: &str = "the GPU has no time-slice levels, although it had one before";
 
 /// The caller that sets levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,10 +191,10 @@ async fn change(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, now: Timeslic
 fn say(timeslice: &Timeslice, aim: &Aim, before: TimesliceLevel) {
     let (gpu, level) = (&aim.gpu.uuid, aim.level());
     match &aim.policy {
-        None => tracing::info!(gpu, "it is not shared by turns any more: its time-slice level is {level} again"),
+        None => tracing::info!(gpu, "it is no longer time-sliced: its time-slice level is {level} again"),
         Some(_) if timeslice.was_kept(gpu, level) => tracing::warn!(
             gpu,
-            "its time-slice level was {before} against the config, by somebody else or since the driver forgot it: it is {level} again"
+            "its time-slice level was {before} against the config: another program changed it, or the driver lost it: it is {level} again"
         ),
         Some(_) => tracing::info!(gpu, "its time-slice level is {level} now, it was {before}"),
     }
@@ -247,6 +247,6 @@ fn error(aim: &Aim, why: &str) -> ApiError {
     let what = format!("GPU {} ({}) has not the time-slice level {}", aim.gpu.index, aim.gpu.uuid, aim.level());
     ApiError::new(Code::DriverError, what)
         .cause(why.to_owned())
-        .hint("gpushd tries again by itself, at once with `gpushctl config reload`; what stands: `nvidia-smi compute-policy -l`")
+        .hint("gpushd retries, or retry now with `gpushctl config reload`; see the levels with `nvidia-smi compute-policy -l`")
         .retryable()
 }

@@ -1,11 +1,11 @@
-//! Time-sliced GPUs: keeps their time-slice level and compute mode as the rule says.
+//! Time-sliced GPUs: keeps their time-slice level and compute mode according to the rules.
 //!
 //! ```text
 //! config, layouts of the GPUs ──► core::turns: keep, wait, let go
 //!                                        │
 //!   woken, or a minute has passed ──► settle ──► compute mode, through the driver worker
 //!                                        │
-//!                                        └─────► level: read ─ as wanted ─────────────► seen
+//!                                        └─────► level: read ─ as desired ────────────► seen
 //!                                                       │ differs                        ▲
 //!                                                       └─► recorded ─► set ─► read ─────┘
 //! ```

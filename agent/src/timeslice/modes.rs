@@ -130,7 +130,7 @@ async fn keep(timeslice: &Timeslice, gpu: &Gpu, wanted: gpush_api::ComputeMode) 
         (None, _) => {}
         (Some(now), Some(ours)) if ours.set == wanted => tracing::warn!(
             gpu = gpu.uuid,
-            "its compute mode was {now} against the config, by somebody else or since the driver forgot it: it is {wanted} again"
+            "its compute mode was {now} against the config: another program changed it, or the driver lost it: it is {wanted} again"
         ),
         (Some(before), _) => tracing::info!(gpu = gpu.uuid, "its compute mode is {wanted} now, it was {before}"),
     }
@@ -139,13 +139,13 @@ async fn keep(timeslice: &Timeslice, gpu: &Gpu, wanted: gpush_api::ComputeMode) 
 
 async fn let_go(timeslice: &Timeslice, gpu: &Gpu) -> Result<(), String> {
     if let Some(before) = timeslice.shared_gpus.put_back(&gpu.uuid, Mode::Timeslice).await? {
-        tracing::info!(gpu = gpu.uuid, "it is not shared by turns any more: its compute mode is {before} again");
+        tracing::info!(gpu = gpu.uuid, "it is no longer time-sliced: its compute mode is {before} again");
     }
     Ok(())
 }
 
 fn error(gpu: &Gpu, why: &str) -> ApiError {
-    let message = format!("GPU {} ({}) has not the compute mode that it shall have", gpu.index, gpu.uuid);
+    let message = format!("GPU {} ({}) does not have the desired compute mode", gpu.index, gpu.uuid);
     ApiError::new(Code::DriverError, message)
         .cause(why.to_owned())
         .hint("gpushd tries again by itself, at once with `gpushctl config reload`")

@@ -127,8 +127,8 @@ fn failed(how: &str, ended: &Ended) -> ApiError {
 
 /// The error when it fails.
 fn error(cause: &str) -> ApiError {
-    ApiError::new(Code::DriverError, "`nvidia-smi compute-policy` fails: GPUs that take turns can't be seen to")
+    ApiError::new(Code::DriverError, "cannot manage time-slicing: `nvidia-smi compute-policy` failed")
         .cause(cause.to_owned())
-        .hint("run it by hand: `nvidia-smi compute-policy -l`; gpushd tries again by itself, at once with `gpushctl config reload`")
+        .hint("try `nvidia-smi compute-policy -l`; gpushd retries, or retry now with `gpushctl config reload`")
         .retryable()
 }

@@ -12,6 +12,7 @@ pub struct AuditRecord {
     /// Orders the trail, also where the clock was set back.
     pub sequence: u64,
     /// Wall clock at the time.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub at: Timestamp,
     /// Who; absent for the agent itself.

@@ -12,7 +12,7 @@ use crate::gpu::Process;
 pub enum DeviceUse {
     /// No user has it and no process runs on it.
     Free,
-    /// A user has a share of it, and no process runs on it.
+    /// A lease has it, and no process runs on it.
     Granted,
     /// Processes run on it.
     InUse,
@@ -33,21 +33,21 @@ impl DeviceUse {
     }
 }
 
-/// A share of a MIG device that a user has.
+/// A lease on a MIG device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DeviceGrant {
-    /// The share, `s12`.
+    /// The lease, `L12`.
     pub id: String,
     /// User id of the holder.
     pub uid: u32,
     /// User name of the holder; absent when the uid has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// When the share ends by itself; absent when it has no fixed end.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// When the lease expires; absent when it has no end time.
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
-    pub until: Option<Timestamp>,
+    pub expires_at: Option<Timestamp>,
 }
 
 /// A MIG device: a compute instance, or a GPU instance that has none yet.
@@ -78,7 +78,7 @@ pub struct MigDevice {
     pub usage: DeviceUse,
     /// Whether a program of any user can start on it now: `use` is `free`.
     pub available: bool,
-    /// Shares of it, where it is shared through MPS.
+    /// Leases on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub grants: Vec<DeviceGrant>,
     /// Processes on it.

@@ -13,6 +13,7 @@ use crate::{
     error::ApiError,
     gpu::{GpuState, Placement},
     health::Driver,
+    lease::{EndReason, LeaseHolder, LeaseId, LeaseKind, LeaseState},
     mps::MpsState,
     operation::{Actor, OperationSummary, StepState},
     timeslice::TimesliceView,
@@ -26,6 +27,7 @@ pub struct Event {
     /// `Last-Event-ID` takes.
     pub id: String,
     /// When.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub at: Timestamp,
     /// What.
@@ -50,6 +52,8 @@ pub enum Happening {
     Xid(Xid),
     /// An MPS daemon is in another state.
     Mps(Box<MpsChange>),
+    /// A lease changed its state, its end, or was revoked with notice.
+    Lease(Box<LeaseChange>),
     /// Something was done about a process that belongs to nobody who was given a share.
     Stray(Box<StrayChange>),
     /// Somebody changed something else that the agent keeps.
@@ -75,6 +79,8 @@ pub enum EventKind {
     Xid,
     /// [`MpsChange`].
     Mps,
+    /// [`LeaseChange`].
+    Lease,
     /// [`StrayChange`].
     Stray,
     /// [`Change`].
@@ -85,13 +91,14 @@ pub enum EventKind {
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Operation,
         Self::Gpu,
         Self::Config,
         Self::Driver,
         Self::Xid,
         Self::Mps,
+        Self::Lease,
         Self::Stray,
         Self::Change,
         Self::Resync,
@@ -107,6 +114,7 @@ impl EventKind {
             Self::Driver => "driver",
             Self::Xid => "xid",
             Self::Mps => "mps",
+            Self::Lease => "lease",
             Self::Stray => "stray",
             Self::Change => "change",
             Self::Resync => "resync",
@@ -125,6 +133,7 @@ impl Happening {
             Self::Driver(_) => EventKind::Driver,
             Self::Xid(_) => EventKind::Xid,
             Self::Mps(_) => EventKind::Mps,
+            Self::Lease(_) => EventKind::Lease,
             Self::Stray(_) => EventKind::Stray,
             Self::Change(_) => EventKind::Change,
             Self::Resync(_) => EventKind::Resync,
@@ -139,7 +148,7 @@ pub struct OperationChange {
     /// The operation in short, without its plans.
     pub operation: OperationSummary,
     /// UUIDs of its GPUs.
-    pub uuids: Vec<String>,
+    pub gpu_uuids: Vec<String>,
     /// Progress, one a GPU.
     pub progress: Vec<StepState>,
     /// What was just noted of it, such as what it waits for.
@@ -154,7 +163,7 @@ pub struct GpuChange {
     /// Index.
     pub gpu: u32,
     /// UUID.
-    pub uuid: String,
+    pub gpu_uuid: String,
     /// What of it is different from the event before.
     pub changed: Vec<GpuAspect>,
     /// Whether the agent works with it.
@@ -163,10 +172,11 @@ pub struct GpuChange {
     pub reasons: Vec<String>,
     /// Difference between wanted and real, one sentence each.
     pub drift: Vec<String>,
-    /// Whether MIG mode is in force; `None` on parts without MIG.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Whether MIG mode is on; absent on GPUs without MIG.
+    #[serde(default, rename = "mig_enabled", skip_serializing_if = "Option::is_none")]
     pub mig: Option<bool>,
     /// GPU instances by placement.
+    #[serde(rename = "instance_summaries")]
     pub instances: Vec<InstanceSeen>,
     /// Who may make a CUDA context on it; `None` when the driver does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -202,12 +212,14 @@ pub enum GpuAspect {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct InstanceSeen {
     /// GPU instance id.
+    #[serde(rename = "gi")]
     pub id: u32,
     /// Profile.
     pub profile: String,
     /// Where.
     pub placement: Placement,
     /// Ids of its compute instances.
+    #[serde(rename = "compute_instance_ids")]
     pub compute: Vec<u32>,
 }
 
@@ -230,6 +242,38 @@ pub struct MpsChange {
     pub reasons: Vec<String>,
 }
 
+/// A lease as it is now. Every user may read it, so it names no process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LeaseChange {
+    /// `L17`.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub lease_id: LeaseId,
+    /// The user who is admitted.
+    pub holder: LeaseHolder,
+    /// How it shares GPUs.
+    pub share: LeaseKind,
+    /// State.
+    pub state: LeaseState,
+    /// Why it ends or ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<EndReason>,
+    /// UUIDs of its targets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub targets: Vec<String>,
+    /// UUIDs of the GPUs that have them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpu_uuids: Vec<String>,
+    /// When it expires.
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub expires_at: Option<Timestamp>,
+    /// When gpushd ends its processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub processes_end_at: Option<Timestamp>,
+}
+
 /// What was done about a stray: the audit trail has it too. Who it is, for its owner and admins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -237,7 +281,7 @@ pub struct StrayChange {
     /// Index of the GPU that it is on.
     pub gpu: u32,
     /// UUID of that.
-    pub uuid: String,
+    pub gpu_uuid: String,
     /// The MIG device in words, `2g.20gb@2`; `None` for the GPU as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
@@ -290,8 +334,8 @@ pub struct ConfigChange {
     /// What is wrong with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
-    /// Settings that wait for a restart: `driver.read_ms`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Settings that take effect at the next start of gpushd: `driver.read_ms`.
+    #[serde(default, rename = "pending_keys", skip_serializing_if = "Vec::is_empty")]
     pub pending_restart: Vec<String>,
 }
 
@@ -318,7 +362,7 @@ pub struct Xid {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
     /// UUID of the GPU.
-    pub uuid: String,
+    pub gpu_uuid: String,
     /// Number of the error, as in NVIDIA's table of them.
     pub xid: u64,
     /// GPU instance concerned, when one is.
@@ -345,7 +389,7 @@ pub struct Change {
     pub reason: Option<String>,
     /// UUIDs of the GPUs that it concerns.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub uuids: Vec<String>,
+    pub gpu_uuids: Vec<String>,
 }
 
 /// Events are missing here.
@@ -374,10 +418,13 @@ mod tests {
     #[test]
     fn an_event_is_one_flat_object() {
         let at: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
-        let xid = Xid { gpu: Some(3), uuid: "GPU-3".to_owned(), xid: 79, gi: None, ci: None };
+        let xid = Xid { gpu: Some(3), gpu_uuid: "GPU-3".to_owned(), xid: 79, gi: None, ci: None };
         let event = Event { id: "ab-7".to_owned(), at, what: Happening::Xid(xid) };
         let text = serde_json::to_string(&event).unwrap();
-        assert_eq!(text, r#"{"id":"ab-7","at":"2026-01-02T03:04:05Z","kind":"xid","gpu":3,"uuid":"GPU-3","xid":79}"#);
+        assert_eq!(
+            text,
+            r#"{"id":"ab-7","at":"2026-01-02T03:04:05Z","kind":"xid","gpu":3,"gpu_uuid":"GPU-3","xid":79}"#
+        );
         assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), event);
     }
 

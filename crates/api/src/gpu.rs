@@ -5,7 +5,10 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{compute::ComputeMode, operation::Actor, overrides::Override, policy::Mode, timeslice::TimesliceView};
+use crate::{
+    compute::ComputeMode, lease::LeaseUse, operation::Actor, overrides::Override, policy::Mode,
+    timeslice::TimesliceView,
+};
 
 /// GPU generation. It decides how a MIG mode change works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -71,6 +74,7 @@ pub struct ComputeProfile {
     /// Name, such as `1c.3g.40gb`; the GPU instance profile's own name when it takes all of it.
     pub name: String,
     /// Profile id, as the driver reports it.
+    #[serde(rename = "profile_id")]
     pub id: u32,
     /// NVML enum index by which it is asked for and created.
     pub index: u32,
@@ -90,7 +94,8 @@ pub struct ComputeProfile {
 pub struct GpuProfile {
     /// Name, such as `3g.40gb`, without NVML's `MIG ` prefix.
     pub name: String,
-    /// Profile id, as the driver reports it and wants it at creation.
+    /// Profile id, as the driver reports it and takes it at creation.
+    #[serde(rename = "profile_id")]
     pub id: u32,
     /// NVML enum index by which it is asked for.
     pub index: u32,
@@ -113,6 +118,7 @@ pub struct GpuProfile {
     /// Possible placements in memory slices, in the driver's order.
     pub placements: Vec<Placement>,
     /// Compute instance profiles in it.
+    #[serde(rename = "compute_profiles")]
     pub compute: Vec<ComputeProfile>,
 }
 
@@ -157,6 +163,7 @@ pub struct Process {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ComputeInstance {
     /// Compute instance id within its GPU instance.
+    #[serde(rename = "ci")]
     pub id: u32,
     /// Profile id.
     pub profile_id: u32,
@@ -178,6 +185,7 @@ pub struct ComputeInstance {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuInstance {
     /// GPU instance id: the physical slot, not the placement.
+    #[serde(rename = "gi")]
     pub id: u32,
     /// Profile id.
     pub profile_id: u32,
@@ -189,7 +197,7 @@ pub struct GpuInstance {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
     /// Compute instances, by id.
-    #[serde(default)]
+    #[serde(default, rename = "compute_instances")]
     pub compute: Vec<ComputeInstance>,
     /// Processes that the driver charges to this GPU instance but to no compute instance.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -220,14 +228,42 @@ pub struct NvLink {
     pub peers: Vec<String>,
 }
 
+/// Sensors and error counters of a GPU. A value that the driver does not report is absent: of a GPU in MIG mode it does
+/// not report the utilization.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Sensors {
+    /// Percentage of the time in which a kernel ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub utilization_percent: Option<u32>,
+    /// Percentage of the time in which device memory was read or written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_utilization_percent: Option<u32>,
+    /// Temperature of the GPU core, °C.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature_c: Option<u32>,
+    /// Power draw, mW.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_mw: Option<u32>,
+    /// Enforced power limit, mW.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_limit_mw: Option<u32>,
+    /// Corrected ECC errors since the driver was loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ecc_corrected: Option<u64>,
+    /// Uncorrected ECC errors since the driver was loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ecc_uncorrected: Option<u64>,
+}
+
 /// MIG side of a GPU that can do MIG.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Mig {
-    /// Mode in force.
+    /// Whether MIG mode is on now.
     pub enabled: bool,
-    /// Mode after the next reset; differs from `enabled` while a reset is due.
-    pub pending: bool,
+    /// Whether the next GPU reset changes MIG mode: from off to on, or from on to off.
+    pub reset_pending: bool,
     /// Memory slices of the part (8 on an A100, 4 on an A30, 12 on an RTX PRO 6000).
     pub memory_slices: u8,
     /// Compute slices of the part.
@@ -239,6 +275,26 @@ pub struct Mig {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<GpuProfile>))]
     pub profiles: Arc<Vec<GpuProfile>>,
+}
+
+impl Mig {
+    /// Returns whether MIG mode is on after the next GPU reset: NVML's pending mode.
+    #[must_use]
+    pub fn pending_mode(&self) -> bool {
+        self.enabled != self.reset_pending
+    }
+
+    /// Returns whether MIG mode is off, and stays off after a GPU reset.
+    #[must_use]
+    pub fn is_off(&self) -> bool {
+        !self.enabled && !self.reset_pending
+    }
+
+    /// Sets the current mode and NVML's pending mode.
+    pub fn set_mode(&mut self, enabled: bool, pending: bool) {
+        self.enabled = enabled;
+        self.reset_pending = enabled != pending;
+    }
 }
 
 /// Whether the agent works with a GPU. Several may hold at once: the first of them, from below, is
@@ -279,6 +335,7 @@ pub struct Cordon {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
     /// Since when.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub since: Timestamp,
 }
@@ -353,14 +410,21 @@ pub struct Gpu {
     /// NVLink; `None` where no port leads anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<NvLink>,
+    /// Utilization, temperature, power and ECC errors, from the same reading.
+    #[serde(default)]
+    pub sensors: Sensors,
     /// Processes on the GPU as a whole (not in a MIG device).
     #[serde(default)]
     pub processes: Vec<Process>,
+    /// Leases on the GPU and its MIG devices. A leased target is in use, whether processes run on it or not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub leases: Vec<LeaseUse>,
     /// Whether the driver told of all processes. While it is false, an instance without
     /// processes may be in use all the same, and nothing on the GPU is destroyed. Absent when true.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub processes_known: bool,
     /// When the hardware was read.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub observed_at: Timestamp,
     /// Whether a newer reading was wanted and could not be had.

@@ -41,7 +41,7 @@ pub struct Version {
 pub enum HealthStatus {
     /// Everything works.
     Ok,
-    /// The agent is up, something behind it is not: see `causes`.
+    /// The agent is up, something behind it is not: see `errors`.
     Degraded,
 }
 
@@ -68,6 +68,7 @@ pub struct Maintenance {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
     /// Since when.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub since: Timestamp,
 }
@@ -113,15 +114,15 @@ pub struct Recovered {
 pub struct Health {
     /// Overall.
     pub status: HealthStatus,
-    /// What is wrong, each with its way out.
-    pub causes: Vec<crate::ApiError>,
+    /// What is wrong, each with its next step.
+    pub errors: Vec<crate::ApiError>,
     /// Whether GPUs are simulated.
     pub simulated: bool,
     /// Who has taken the host's GPUs out of the agent's hands; absent when nobody has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<Maintenance>,
     /// Number of GPUs that the driver shows.
-    pub gpus: u32,
+    pub gpu_count: u32,
     /// How far the layouts of this boot are; absent when it can't be told which boot this is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layouts_at_start: Option<LayoutsAtStart>,

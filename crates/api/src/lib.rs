@@ -24,31 +24,32 @@ pub mod refusal;
 pub mod step;
 pub mod text;
 pub mod timeslice;
+mod timestamp;
 
 pub use audit::AuditRecord;
 pub use compute::{ComputeMode, TimesliceLevel};
 pub use device::{DeviceGrant, DeviceUse, MigDevice};
 pub use error::{ApiError, Code, STOPPING};
 pub use event::{
-    Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen, MpsChange,
-    OperationChange, Resync, ResyncReason, StrayChange, StrayStep, Xid,
+    Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen, LeaseChange,
+    MpsChange, OperationChange, Resync, ResyncReason, StrayChange, StrayStep, Xid,
 };
 pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,
-    Mig, NvLink, Placement, Process, ProcessKind, USERS_UNKNOWN,
+    Mig, NvLink, Placement, Process, ProcessKind, Sensors, USERS_UNKNOWN,
 };
 pub use health::{
     Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,
 };
 pub use lease::{
-    EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId, LeaseKind,
-    LeaseMember, LeaseQueuePosition, LeaseRenewRequest, LeaseRequest, LeaseRevocation, LeaseRevokeRequest, LeaseShare,
-    LeaseState, LeaseWait, MOST_MEMBERS, MemberShare, NotALeaseId,
+    AtLeaseEnd, EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId,
+    LeaseKind, LeaseMember, LeaseOwner, LeaseQueuePosition, LeaseRenewRequest, LeaseRequest, LeaseRequirement,
+    LeaseRevocation, LeaseRevokeRequest, LeaseShare, LeaseState, LeaseTerms, LeaseUse, LeaseWait, MOST_MEMBERS,
+    MemberShare, NotALeaseId,
 };
 pub use mps::{
     BadValue, MPS_CLIENTS, MemoryLimit, MpsClient, MpsComputeMode, MpsDaemon, MpsEndRequest, MpsLog, MpsLogs,
-    MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSetRequest, MpsSettings, MpsShare, MpsShareRequest, MpsShareTaken,
-    MpsState, MpsUsers, Percentage, Priority,
+    MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSetRequest, MpsSettings, MpsState, MpsUsers, Percentage, Priority,
 };
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use overrides::{Override, OverrideEnded, Overrides};

@@ -142,10 +142,11 @@ pub struct Operation {
     /// Who asked.
     pub by: Actor,
     /// When it was asked for.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
     /// When it ended.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at: Option<Timestamp>,
     /// Why, in the words of whoever asked.
@@ -181,14 +182,18 @@ pub struct OperationSummary {
     /// Who asked.
     pub by: Actor,
     /// When it was asked for.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
     /// When it ended.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at: Option<Timestamp>,
     /// Indexes of its GPUs.
     pub gpus: Vec<u32>,
+    /// Whether it began, as in [`Operation`].
+    #[serde(default = "begun")]
+    pub begun: bool,
     /// Steps carried out and read back, on all GPUs together.
     pub done: u32,
     /// Steps in all.
@@ -209,6 +214,7 @@ impl From<&Operation> for OperationSummary {
             created_at: one.created_at,
             ended_at: one.ended_at,
             gpus: one.progress.iter().map(|progress| progress.gpu).collect(),
+            begun: one.begun,
             done: one.progress.iter().map(|progress| progress.done).sum(),
             total: one.progress.iter().map(|progress| progress.total).sum(),
             // Of each GPU there may be several.

@@ -10,7 +10,8 @@ use crate::operation::Actor;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Override {
-    /// GPU by UUID.
+    /// UUID of the GPU.
+    #[serde(rename = "gpu_uuid")]
     pub uuid: String,
     /// Its index now; `None` while the driver does not show it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -26,10 +27,11 @@ pub struct Override {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// When it took effect.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
     /// When it ends by itself, by the wall clock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at: Option<Timestamp>,
     /// Generation that it made.
@@ -55,5 +57,6 @@ pub struct OverrideEnded {
     /// Generation that this made.
     pub generation: u64,
     /// The override, as it was.
+    #[serde(rename = "override")]
     pub ended: Override,
 }

@@ -31,7 +31,7 @@ pub enum LayoutSource {
     Named(String),
     /// Entries such as `3g.40gb`, `1g.10gb*2`, `1g.10gb@4`, `1c.3g.40gb`, `2g.20gb:mps`.
     Entries(Vec<String>),
-    /// Each GPU its own, in one operation; `gpus` of the request stays empty then.
+    /// Each GPU its own, in one operation; `selectors` of the request stays empty then.
     PerGpu(Vec<GpuLayout>),
 }
 
@@ -67,9 +67,11 @@ fn layout_source<'de, D: Deserializer<'de>>(from: D) -> Result<LayoutSource, D::
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuLayout {
-    /// Selector of one GPU; its UUID is the one that never means another.
+    /// Selector of one GPU; a UUID always names the same GPU.
+    #[serde(rename = "selector")]
     pub gpu: String,
-    /// Whether MIG mode shall be on. With `false` the layout is empty.
+    /// Whether MIG mode is to be on. With `false` the layout is empty.
+    #[serde(rename = "mig_enabled")]
     pub mig: bool,
     /// Entries, as in [`LayoutSource::Entries`]; empty for MIG mode without any instance.
     #[serde(default)]
@@ -83,10 +85,10 @@ pub struct GpuLayout {
 pub struct PlanRequest {
     /// Selectors (index, UUID, PCI address, model glob); empty = every GPU that the config
     /// claims for MIG.
-    #[serde(default)]
+    #[serde(default, rename = "selectors")]
     pub gpus: Vec<String>,
-    /// Layout wanted.
-    #[serde(default, deserialize_with = "layout_source")]
+    /// Where the desired layout comes from.
+    #[serde(default, rename = "layout_source", deserialize_with = "layout_source")]
     pub layout: LayoutSource,
 }
 
@@ -99,10 +101,10 @@ pub struct PlanRequest {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ApplyRequest {
     /// Selectors, as in [`PlanRequest`].
-    #[serde(default)]
+    #[serde(default, rename = "selectors")]
     pub gpus: Vec<String>,
-    /// Layout wanted.
-    #[serde(default, deserialize_with = "layout_source")]
+    /// Where the desired layout comes from.
+    #[serde(default, rename = "layout_source", deserialize_with = "layout_source")]
     pub layout: LayoutSource,
     /// Why, for everybody who looks at the operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -115,7 +117,7 @@ pub struct ApplyRequest {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub once: bool,
     /// When the override ends by itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at: Option<Timestamp>,
 }
@@ -127,6 +129,7 @@ pub struct GpuPlan {
     /// Index of the GPU.
     pub gpu: u32,
     /// UUID of the GPU.
+    #[serde(rename = "gpu_uuid")]
     pub uuid: String,
     /// Product name.
     pub name: String,
@@ -219,7 +222,7 @@ impl GpuPlan {
         if self.starts_mps() {
             "whole, shared through MPS".to_owned()
         } else if self.sets_timeslice() {
-            "whole, shared by turns".to_owned()
+            "whole, time-sliced".to_owned()
         } else if self.mig_mode() == Some(false) {
             "whole, MIG mode off".to_owned()
         } else if !self.changes_mig() && self.stopped_daemons().any(|uuid| uuid == self.uuid) {
@@ -279,12 +282,13 @@ mod tests {
     #[test]
     fn each_form_of_a_layout_is_read_and_another_is_told_with_them() {
         let read = |layout: &str| {
-            serde_json::from_str::<PlanRequest>(&format!("{{\"layout\": {layout}}}")).map(|request| request.layout)
+            serde_json::from_str::<PlanRequest>(&format!("{{\"layout_source\": {layout}}}"))
+                .map(|request| request.layout)
         };
         assert_eq!(read("\"wanted\"").unwrap(), LayoutSource::Wanted);
         assert_eq!(read("{\"named\": \"mixed\"}").unwrap(), LayoutSource::Named("mixed".to_owned()));
         assert_eq!(read("{\"entries\": []}").unwrap(), LayoutSource::Entries(Vec::new()));
-        let per_gpu = read("{\"per_gpu\": [{\"gpu\": \"0\", \"mig\": false}]}").unwrap();
+        let per_gpu = read("{\"per_gpu\": [{\"selector\": \"0\", \"mig_enabled\": false}]}").unwrap();
         assert!(matches!(per_gpu, LayoutSource::PerGpu(gpus) if gpus.len() == 1));
         assert_eq!(serde_json::from_str::<ApplyRequest>("{}").unwrap().layout, LayoutSource::Config);
         for wrong in ["[\"1g.10gb\"]", "7", "null"] {

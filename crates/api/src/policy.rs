@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::ApiError, mps::MpsPolicy, overrides::Override, timeslice::TimeslicePolicy};
+use crate::{error::ApiError, lease::LeaseTerms, mps::MpsPolicy, overrides::Override, timeslice::TimeslicePolicy};
 
 /// How a GPU is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -53,19 +53,22 @@ pub struct RuleView {
     /// Name, or `rule 2` by position.
     pub name: String,
     /// Selectors as written.
-    pub gpus: Vec<String>,
+    pub selectors: Vec<String>,
     /// Mode.
     pub mode: Mode,
-    /// Layout for mode `mig`: a name or entries, in canonical text.
+    /// Layout for mode `mig`: a name, entries in canonical text, or `dynamic`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<Vec<String>>,
     /// How clients of MPS share what it claims, in mode `mps`; in mode `mig`, where it is for MIG devices
     /// that the layout shares, when the file says it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "mps_policy", skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsPolicy>,
-    /// How holders of what it claims take turns, in mode `timeslice`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// How holders of the GPUs that it claims are time-sliced, in mode `timeslice`.
+    #[serde(default, rename = "timeslice_policy", skip_serializing_if = "Option::is_none")]
     pub timeslice: Option<TimeslicePolicy>,
+    /// How its GPUs are leased; absent in mode `unmanaged`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseTerms>,
     /// Indexes of the GPUs that it claims now.
     pub claims: Vec<u32>,
 }
@@ -76,7 +79,8 @@ pub struct RuleView {
 pub struct PendingRestart {
     /// With its table: `driver.read_ms`.
     pub key: String,
-    /// Value in force, as TOML; `None` when it is not set.
+    /// Effective value, as TOML; `None` when it is not set.
+    #[serde(rename = "effective")]
     pub in_force: Option<String>,
     /// Value in the file, or its default, as TOML; `None` when it is not set.
     pub in_file: Option<String>,
@@ -95,8 +99,8 @@ pub struct ConfigView {
     pub layouts: Vec<NamedLayout>,
     /// Whole effective config as TOML, defaults filled in.
     pub effective: String,
-    /// Settings of which the file says something else since the agent started.
-    #[serde(default)]
+    /// Settings that the file has changed since gpushd started, and that take effect at its next start.
+    #[serde(default, rename = "pending_settings")]
     pub pending_restart: Vec<PendingRestart>,
     /// Why the last reload was refused, so that what the file said before is in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,11 +123,14 @@ pub struct WantedView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<Vec<String>>,
     /// How clients of MPS share it, as in [`RuleView`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "mps_policy", skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsPolicy>,
-    /// How holders take turns, as in [`RuleView`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// How holders are time-sliced, as in [`RuleView`].
+    #[serde(default, rename = "timeslice_policy", skip_serializing_if = "Option::is_none")]
     pub timeslice: Option<TimeslicePolicy>,
+    /// How it is leased, as in [`RuleView`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseTerms>,
 }
 
 /// One GPU: what the file says, what is in force, what stands.
@@ -133,11 +140,12 @@ pub struct GpuDiff {
     /// Index.
     pub gpu: u32,
     /// UUID.
-    pub uuid: String,
-    /// By the file; `None` while that is wrong.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_uuid: String,
+    /// By the file; `None` while the file has errors.
+    #[serde(default, rename = "file_policy", skip_serializing_if = "Option::is_none")]
     pub in_file: Option<WantedView>,
-    /// By the config in force.
+    /// By the effective config.
+    #[serde(rename = "effective_policy")]
     pub in_force: WantedView,
     /// What stands above it.
     #[serde(default, rename = "override", skip_serializing_if = "Option::is_none")]
@@ -156,7 +164,8 @@ pub struct GpuDiff {
 pub struct SettingDiff {
     /// With its table: `log.level`.
     pub key: String,
-    /// Value in force, as TOML; `None` when it is not set.
+    /// Effective value, as TOML; `None` when it is not set.
+    #[serde(rename = "effective")]
     pub in_force: Option<String>,
     /// Value in the file, or its default, as TOML; `None` when it is not set.
     pub in_file: Option<String>,
@@ -178,6 +187,7 @@ pub struct ConfigDiff {
     /// Settings that differ.
     pub settings: Vec<SettingDiff>,
     /// GPUs, by index.
+    #[serde(rename = "gpu_diffs")]
     pub gpus: Vec<GpuDiff>,
     /// GPUs of which nobody knows whether they are as wanted, and why; the whole host's where there is no
     /// driver.
@@ -204,11 +214,13 @@ pub struct Reloaded {
     /// The file; `None` when there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Settings that were changed; `in_force` is the value from before.
+    /// Settings that were changed; `effective` is the value from before.
     pub settings: Vec<SettingDiff>,
-    /// GPUs of which something else is wanted now; `in_force` is what was wanted before.
+    /// GPUs whose policy changed; `effective_policy` is the one from before.
+    #[serde(rename = "gpu_diffs")]
     pub gpus: Vec<GpuDiff>,
     /// Overrides that it ended.
+    #[serde(rename = "ended_overrides")]
     pub ended: Vec<Override>,
     /// What its rules want of GPUs that these can't give, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

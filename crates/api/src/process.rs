@@ -44,9 +44,9 @@ pub struct GpuProcess {
     /// What it serves, where it is an MPS server: `MPS server of GPU 4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<String>,
-    /// The share that it runs with, where the GPU or MIG device is shared by MPS.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub share: Option<String>,
+    /// The lease that it runs with, `L17`, where the GPU or MIG device is shared through MPS.
+    #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<String>,
     /// Whether the config allows it although it has no share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allowed: bool,
@@ -54,9 +54,9 @@ pub struct GpuProcess {
     /// asked: on GPUs that no rule gives shares of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stray: Option<String>,
-    /// What was done about it, or why nothing is.
+    /// What gpushd did about a stray, or why it does nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub done: Option<String>,
+    pub stray_action: Option<String>,
 }
 
 /// `GET /v1/processes`: all that the driver lists, by GPU.
@@ -66,6 +66,7 @@ pub struct GpuProcesses {
     /// What is done about strays.
     pub policy: StrayPolicy,
     /// The processes.
+    #[serde(rename = "gpu_processes")]
     pub processes: Vec<GpuProcess>,
     /// GPUs whose processes are not known, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

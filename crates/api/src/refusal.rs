@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::gpu::{Placement, Process};
+use crate::{
+    gpu::{Placement, Process},
+    lease::LeaseUse,
+};
 
 /// An instance in use that a plan would have to destroy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,8 +23,13 @@ pub struct Blocker {
     pub compute_profile: Option<String>,
     /// Placement of the GPU instance.
     pub placement: Placement,
-    /// Processes in it, as far as the caller may see them.
+    /// Processes in it, as far as the caller may see them. A lease without processes has no pid, and its words as the
+    /// command.
+    #[serde(rename = "processes")]
     pub holders: Vec<Process>,
+    /// Leases on its MIG devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub leases: Vec<LeaseUse>,
 }
 
 /// Why a layout was refused: the smallest sufficient reason.
@@ -56,7 +64,8 @@ pub enum Refusal {
     TooMany {
         /// Profile.
         profile: String,
-        /// Wanted.
+        /// Requested.
+        #[serde(rename = "requested")]
         wanted: u32,
         /// Most that fit on an empty GPU.
         most: u32,
@@ -65,7 +74,8 @@ pub enum Refusal {
     TooManySlices {
         /// `memory` or `compute`.
         kind: String,
-        /// Wanted.
+        /// Requested.
+        #[serde(rename = "requested")]
         wanted: u32,
         /// There are.
         have: u32,
@@ -74,7 +84,8 @@ pub enum Refusal {
     NoEngine {
         /// `decoder`, `jpeg`, `ofa` …
         engine: String,
-        /// Wanted.
+        /// Requested.
+        #[serde(rename = "requested")]
         wanted: u32,
         /// There are.
         have: u32,
@@ -89,6 +100,7 @@ pub enum Refusal {
         /// GPU instance profile.
         profile: String,
         /// Compute instance entries.
+        #[serde(rename = "entries")]
         compute: Vec<String>,
     },
     /// Instances in use are in the way.
@@ -96,10 +108,13 @@ pub enum Refusal {
         /// A smallest set of them: with these idle, the plan would be feasible.
         blockers: Vec<Blocker>,
     },
-    /// The GPU must be reset, and processes have it open.
+    /// The MIG mode or a reset of the GPU is blocked: processes have it open, or it is leased.
     Held {
-        /// All of them.
+        /// All of the processes.
         holders: Vec<Holder>,
+        /// All of the leases.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        leases: Vec<LeaseUse>,
     },
     /// MIG mode is off and cannot be enabled here, because the reset that it needs is not possible.
     MigOff {

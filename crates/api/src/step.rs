@@ -232,6 +232,7 @@ pub struct Peer {
     /// Index of the GPU.
     pub gpu: u32,
     /// UUID of the GPU.
+    #[serde(rename = "gpu_uuid")]
     pub uuid: String,
 }
 

@@ -37,6 +37,7 @@ pub struct TimesliceView {
     /// How many may hold the GPU at a time.
     pub replicas: u32,
     /// Level that the config wants. Programs that start once it is in force follow it, those that run do not.
+    #[serde(rename = "desired_level")]
     pub wanted: TimesliceLevel,
     /// What is known of the level in force.
     pub state: TimesliceState,
@@ -47,12 +48,12 @@ pub struct TimesliceView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Since when it is seen so; `None` before the first look.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub since: Option<Timestamp>,
     /// When that was read, or was to be: a level is read once a minute at most, other than all else of a GPU.
     /// Not in events.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub read_at: Option<Timestamp>,
 }

@@ -20,35 +20,35 @@ use crate::{
     wire::{Answer, Question, Wire},
 };
 
-/// How long an answer may take unless said otherwise. A read waits for the driver no longer than
-/// the agent's own deadlines, so this is generous.
+/// Default time limit of an answer. It is generous: a read never waits longer for the driver than the agent's
+/// own deadlines.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long entering maintenance may take at least: calls that are under way in the driver have
-/// their own deadlines, and are waited for.
+/// Minimum time limit for entering maintenance: the agent waits for driver calls in flight, which have their
+/// own deadlines.
 const ENTERING: Duration = Duration::from_secs(60);
 
-/// Operations that are asked for at once.
+/// Operations per request.
 const PAGE: usize = 200;
 
-/// Largest error in place of a stream, in bytes.
+/// Maximum size of an error returned instead of a stream, in bytes.
 const LARGEST_ERROR: usize = 1 << 20;
 
-/// Which records of the audit trail are wanted.
+/// A selection of audit records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditQuery {
-    /// Those after this sequence number, from the first on; the last ones without it.
+    /// Records after this sequence number, oldest first; the last ones if `None`.
     pub after: Option<u64>,
-    /// How many at most, 1 to 1000.
+    /// Maximum number, 1 to 1000.
     pub limit: usize,
-    /// Only those about this object.
+    /// Only records about this object.
     pub object: Option<String>,
-    /// Only those made then or later.
+    /// Only records from this time or later.
     pub since: Option<Timestamp>,
 }
 
-/// A client of one agent. Methods take `&mut self`: requests go one after the other over one
-/// connection, which opens at the first of them.
+/// A client of one agent. Methods take `&mut self`: requests run one after the other on one connection, opened
+/// by the first.
 #[derive(Debug)]
 pub struct Client {
     wire: Wire,
@@ -56,7 +56,7 @@ pub struct Client {
     slow: Option<Slow>,
 }
 
-/// What is done, once, when an answer takes long.
+/// The notification for slow answers, called once.
 struct Slow {
     after: Duration,
     tell: Box<dyn Fn(Duration) + Send + Sync>,
@@ -69,28 +69,29 @@ impl std::fmt::Debug for Slow {
 }
 
 impl Client {
-    /// A client of the agent behind `socket`; nothing is opened yet.
+    /// Creates a client of the agent behind `socket`; does not connect yet.
     #[must_use]
     pub fn new(socket: Socket) -> Self {
         Self { wire: Wire::new(socket), deadline: DEFAULT_DEADLINE, slow: None }
     }
 
-    /// Sets how long each answer may take.
+    /// Sets the time limit of each answer.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Calls `tell` with the deadline the first time that an answer takes longer than `after`, so that
-    /// nobody wonders. A wait that was asked for ([`Client::operation_after`]) is not counted.
+    /// Calls `tell` with the deadline the first time that an answer takes longer than `after`, so that a
+    /// command can explain the delay. Waiting that the caller requested ([`Client::operation_after`]) does not
+    /// count.
     #[must_use]
     pub fn when_slow(mut self, after: Duration, tell: impl Fn(Duration) + Send + Sync + 'static) -> Self {
         self.slow = Some(Slow { after, tell: Box::new(tell) });
         self
     }
 
-    /// The socket that is talked to.
+    /// Returns the socket.
     #[must_use]
     pub fn socket(&self) -> &Socket {
         &self.wire.socket
@@ -99,7 +100,7 @@ impl Client {
     /// `GET /v1/version`.
     ///
     /// # Errors
-    /// As every call: see [`Kind`].
+    /// As for every call: see [`Kind`].
     pub async fn version(&mut self) -> Result<Version, Error> {
         let version: Version = self.get("/v1/version").await?;
         if version.api != API {
@@ -116,7 +117,7 @@ impl Client {
         self.get("/v1/health").await
     }
 
-    /// `GET /v1/gpus`, with profiles when asked for.
+    /// `GET /v1/gpus`, with profiles on request.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -140,7 +141,7 @@ impl Client {
         self.get(&format!("/v1/gpus/{}/profiles", segment(gpu))).await
     }
 
-    /// `POST /v1/gpus/{index|uuid|pci}/cordon`: the GPU as it is then.
+    /// `POST /v1/gpus/{index|uuid|pci}/cordon`: returns the GPU after the change.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -148,7 +149,7 @@ impl Client {
         self.change(&format!("/v1/gpus/{}/cordon", segment(gpu)), why).await
     }
 
-    /// `POST /v1/gpus/{index|uuid|pci}/uncordon`: the GPU as it is then.
+    /// `POST /v1/gpus/{index|uuid|pci}/uncordon`: returns the GPU after the change.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -156,7 +157,7 @@ impl Client {
         self.change(&format!("/v1/gpus/{}/uncordon", segment(gpu)), why).await
     }
 
-    /// `POST /v1/maintenance/enter`: answers once the agent has no handle of the driver open.
+    /// `POST /v1/maintenance/enter`: returns once the agent has no driver handle open.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -176,7 +177,7 @@ impl Client {
         self.change("/v1/maintenance/leave", why).await
     }
 
-    /// `POST /v1/recover`: what was lost.
+    /// `POST /v1/recover`: returns the accepted loss.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -203,7 +204,7 @@ impl Client {
     /// `POST /v1/config/reload`.
     ///
     /// # Errors
-    /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] it may be in force all the same.
+    /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] the new config may be active.
     pub async fn reload(&mut self, request: &ReloadRequest) -> Result<Reloaded, Error> {
         self.change("/v1/config/reload", request).await
     }
@@ -219,10 +220,10 @@ impl Client {
     /// `DELETE /v1/overrides/{index|uuid|pci}`.
     ///
     /// # Errors
-    /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] it may have ended all the same.
+    /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] the override may have ended.
     pub async fn end_override(&mut self, gpu: &str) -> Result<OverrideEnded, Error> {
         let path = format!("/v1/overrides/{}", segment(gpu));
-        // Without a key: sent again, it would say that there was none.
+        // Without a key: a repeated request would return that there is no override.
         let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
@@ -244,25 +245,26 @@ impl Client {
         self.post("/v1/mig/plan", request, None).await
     }
 
-    /// `POST /v1/mig/apply`: answers at once with the operation that was begun.
+    /// `POST /v1/mig/apply`: returns the operation when it has begun.
     ///
-    /// Sent under a key, and again while the agent may be about to come back: there is one operation.
+    /// The request has an idempotency key and is repeated while the agent may be restarting; only one operation
+    /// begins.
     ///
     /// # Errors
-    /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] it may have begun all the same.
+    /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] the operation may have begun.
     pub async fn apply(&mut self, request: &ApplyRequest) -> Result<Operation, Error> {
         self.change("/v1/mig/apply", request).await
     }
 
-    /// `POST /v1/operations/{id}/cancel`: answers at once; the operation ends by itself.
+    /// `POST /v1/operations/{id}/cancel`: returns at once; the operation ends later.
     ///
     /// # Errors
-    /// See [`Kind`]; [`Code::Conflict`] when it has ended already.
+    /// See [`Kind`]; [`Code::Conflict`] if it has already ended.
     pub async fn cancel(&mut self, id: &str) -> Result<Operation, Error> {
         self.change(&format!("/v1/operations/{}/cancel", segment(id)), &()).await
     }
 
-    /// `GET /v1/operations`: the last `most`, or the last before `before`; oldest first.
+    /// `GET /v1/operations`: returns the last `most`, or the last before `before`; oldest first.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -287,7 +289,7 @@ impl Client {
     /// `GET /v1/audit`: one page, oldest first.
     ///
     /// # Errors
-    /// See [`Kind`]; [`Code::Denied`] for those who are no administrators.
+    /// See [`Kind`]; [`Code::Denied`] for users who are not administrators.
     pub async fn audit(&mut self, query: &AuditQuery) -> Result<Vec<AuditRecord>, Error> {
         let mut parameters = vec![format!("limit={}", query.limit)];
         parameters.extend(query.after.map(|after| format!("after={after}")));
@@ -296,7 +298,7 @@ impl Client {
         self.get(&format!("/v1/audit?{}", parameters.join("&"))).await
     }
 
-    /// `GET /v1/events`, over a connection of its own.
+    /// `GET /v1/events`, on a separate connection.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -314,11 +316,11 @@ impl Client {
             Err(_) => Bytes::new(),
         };
         let answer = Answer { status: head.status, body };
-        // An answer that is no success decodes to its error.
+        // An unsuccessful answer decodes to its error.
         Err(self.decode::<serde_json::Value>(&question, &answer).await.err().unwrap_or_else(|| self.wire.not_http()))
     }
 
-    /// `GET /v1/events?follow=false`: those that the agent still keeps.
+    /// `GET /v1/events?follow=false`: returns the events that the agent still stores.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -335,7 +337,7 @@ impl Client {
         self.get(&format!("/v1/operations/{}", segment(id))).await
     }
 
-    /// The operation once its revision is past `after`, or as it is after `wait`.
+    /// Returns the operation once its revision exceeds `after`, or its present state after `wait`.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -364,17 +366,27 @@ impl Client {
         asking.await
     }
 
-    /// What changes something, under a key of its own.
+    /// Sends a change under a new idempotency key.
     pub(crate) async fn change<B: Serialize, T: DeserializeOwned>(&mut self, path: &str, body: &B) -> Result<T, Error> {
         self.post(path, body, Some(uuid::Uuid::new_v4().to_string())).await
     }
 
-    /// What ends something, under a key of its own as well.
-    pub(crate) async fn delete<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
-        let key = Some(uuid::Uuid::new_v4().to_string());
-        let question = Question { method: "DELETE", path, body: Bytes::new(), key };
-        let answer = self.ask(&question).await?;
+    /// A change whose answer may take until `deadline`. It is not reported as slow: the caller waits for it.
+    pub(crate) async fn change_within<B: Serialize, T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        body: &B,
+        deadline: Duration,
+    ) -> Result<T, Error> {
+        let body = Bytes::from(json(body)?);
+        let question = Question { method: "POST", path, body, key: Some(uuid::Uuid::new_v4().to_string()) };
+        let answer = self.wire.ask(&question, deadline).await?;
         self.decode(&question, &answer).await
+    }
+
+    /// The time that an answer may take.
+    pub(crate) fn patience(&self) -> Duration {
+        self.deadline
     }
 
     async fn post<B: Serialize, T: DeserializeOwned>(
@@ -383,11 +395,7 @@ impl Client {
         body: &B,
         key: Option<String>,
     ) -> Result<T, Error> {
-        let body = serde_json::to_vec(body).map_err(|e| {
-            let error = ApiError::new(Code::Internal, "the request can't be written as JSON");
-            Error::new(Kind::Connect, error.cause(e.to_string()))
-        })?;
-        let question = Question { method: "POST", path, body: Bytes::from(body), key };
+        let question = Question { method: "POST", path, body: Bytes::from(json(body)?), key };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }
@@ -407,7 +415,8 @@ impl Client {
         Err(self.misunderstood(question, cause).await)
     }
 
-    /// An answer that is none of ours: tells an agent of another version from something else.
+    /// Returns the error for an answer that cannot be parsed: from an agent of another version, or from another
+    /// program.
     async fn misunderstood(&mut self, question: &Question<'_>, cause: String) -> Error {
         let asked = self.wire.ask(&Question::get("/v1/version"), self.deadline).await;
         let version = asked.ok().and_then(|a| serde_json::from_slice::<Version>(&a.body).ok());
@@ -428,6 +437,13 @@ impl Client {
     }
 }
 
+fn json<B: Serialize>(body: &B) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(body).map_err(|e| {
+        let error = ApiError::new(Code::Internal, "the request can't be written as JSON");
+        Error::new(Kind::Connect, error.cause(e.to_string()))
+    })
+}
+
 const SAME_VERSION: &str = "install the same version of gpushd and gpushctl, then `systemctl restart gpushd`";
 
 fn other_version(version: &Version) -> Error {
@@ -440,7 +456,7 @@ fn other_version(version: &Version) -> Error {
     Error::new(Kind::Foreign, ApiError::new(Code::Unreachable, text).hint(SAME_VERSION))
 }
 
-/// The error in a body; one whose code is younger than this build keeps its words.
+/// Returns the error in a body; one with an unknown code keeps its text.
 fn api_error(body: &[u8]) -> Option<ApiError> {
     if let Ok(error) = serde_json::from_slice(body) {
         return Some(error);
@@ -451,7 +467,7 @@ fn api_error(body: &[u8]) -> Option<ApiError> {
     serde_json::from_value(value).ok()
 }
 
-/// Percent-encodes what may not stand in a path segment.
+/// Percent-encodes the characters that a path segment must not contain.
 pub(crate) fn segment(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -469,7 +485,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_keep_what_names_a_gpu_and_escape_the_rest() {
+    fn path_segments_keep_gpu_names_and_escape_the_rest() {
         assert_eq!(segment("0000:07:00.0"), "0000:07:00.0");
         assert_eq!(segment("0:2g.20gb@2"), "0:2g.20gb%402");
         assert_eq!(segment("GPU-5e8c/../x y?"), "GPU-5e8c%2F..%2Fx%20y%3F");
@@ -477,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_with_a_younger_code_keeps_its_words() {
+    fn error_with_unknown_code_keeps_its_text() {
         let body = br#"{"code":"cordoned","message":"GPU 3 is cordoned","hint":"gpushctl uncordon 3"}"#;
         let error = api_error(body).unwrap();
         assert_eq!(error.code, Code::Internal);

@@ -1,17 +1,17 @@
-//! What can go wrong between a client and the agent, in the API's own error shape.
+//! Failures between a client and the agent, in the API's error format.
 
 use gpush_api::{ApiError, Code};
 
-/// Which leg of the way failed. The [`ApiError`] beside it has the words.
+/// The stage that failed. The [`ApiError`] with it has the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// No connection: nothing was asked.
+    /// No connection: nothing was sent.
     Connect,
-    /// The connection ended before the answer: what was asked may have happened.
+    /// The connection ended before the answer: the request may have been executed.
     Lost,
-    /// No answer within the deadline: what was asked may still happen.
+    /// No answer within the deadline: the request may still be executed.
     TimedOut,
-    /// What answers is not gpushd, or speaks another API.
+    /// The server is not gpushd, or speaks another API.
     Foreign,
     /// gpushd answered with an error.
     Answer,
@@ -20,9 +20,9 @@ pub enum Kind {
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
-    /// Which leg failed.
+    /// The stage that failed.
     pub kind: Kind,
-    /// What to tell the user.
+    /// The message for the user.
     pub error: Box<ApiError>,
 }
 
@@ -31,7 +31,7 @@ impl Error {
         Self { kind, error: Box::new(error) }
     }
 
-    /// Code of the error.
+    /// Returns the code of the error.
     #[must_use]
     pub fn code(&self) -> Code {
         self.error.code

@@ -1,7 +1,7 @@
-//! The stream of events (`GET /v1/events`), read piece by piece.
+//! The event stream (`GET /v1/events`), read incrementally.
 //!
-//! The stream has a connection of its own: it lasts as long as somebody listens. Its end is no error
-//! of the reader's, who goes on with [`EventStream::place`] on another one.
+//! The stream has a separate connection, open as long as the caller listens. Its end is not an error: the
+//! caller reconnects with [`EventStream::place`].
 
 use std::time::Duration;
 
@@ -16,20 +16,20 @@ use crate::{
     error::{Error, Kind},
 };
 
-/// Longest silence of a stream that is well: three of the agent's own signs of life.
+/// Longest silence of a working stream: three of the agent's keep-alives.
 const SILENCE: Duration = Duration::from_secs(45);
 
-/// Largest event in bytes, far above any that the agent makes.
+/// Maximum size of an event in bytes, far larger than the agent's events.
 const LARGEST: usize = 4 << 20;
 
-/// Which events are wanted.
+/// A selection of events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventQuery {
     /// Only these kinds; all when empty.
     pub kinds: Vec<EventKind>,
-    /// Only what is about these GPUs, by selector; everything when empty.
+    /// Only events about these GPUs, by selector; all events when empty.
     pub gpus: Vec<String>,
-    /// Id of the last event that is known; without it the stream begins now.
+    /// Id of the last known event; without it the stream begins now.
     pub after: Option<String>,
 }
 
@@ -48,13 +48,13 @@ impl EventQuery {
     }
 }
 
-/// An event as it was told, and as it is written in JSON.
+/// An event as received, with its JSON form.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Told {
     /// One that this build knows.
     Known(Box<Event>),
-    /// One of a kind that is younger than this build.
+    /// An event of a kind that this build does not know.
     Unknown(serde_json::Value),
 }
 
@@ -80,16 +80,16 @@ impl EventStream {
         Self { body, parser: Parser { unread: Vec::new(), place: after }, socket }
     }
 
-    /// The id after which the stream goes on: what [`EventQuery::after`] takes for the next one.
+    /// Returns the id after which the stream continues, for the next [`EventQuery::after`].
     #[must_use]
     pub fn place(&self) -> Option<&str> {
         self.parser.place.as_deref()
     }
 
-    /// The next event; `None` when the agent has ended the stream, because it stops.
+    /// Waits for the next event; returns `None` when the agent ends the stream because it stops.
     ///
     /// # Errors
-    /// [`Kind::Lost`] when the connection broke, or has been silent for too long.
+    /// [`Kind::Lost`] if the connection broke or was silent too long.
     pub async fn next(&mut self) -> Result<Option<Told>, Error> {
         loop {
             if let Some(told) = self.parser.next() {
@@ -117,7 +117,7 @@ impl EventStream {
     }
 }
 
-/// Server-sent events out of bytes.
+/// A parser for server-sent events.
 #[derive(Debug)]
 struct Parser {
     unread: Vec<u8>,
@@ -137,11 +137,11 @@ impl Parser {
                 match field {
                     "id" => self.place = Some(value.to_owned()),
                     "data" => data += value,
-                    // `event:` is in the data too; what else there may be is not for us.
+                    // `event:` is repeated in the data; other fields are not used.
                     _ => {}
                 }
             }
-            // A piece without data only says where the stream is.
+            // An item without data only updates the position.
             if let Ok(value) = serde_json::from_str(&data) {
                 return Some(Told::of(value));
             }
@@ -154,15 +154,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_put_together_and_places_kept() {
+    fn event_stream_pieces_are_joined_and_positions_kept() {
         let mut parser = Parser { unread: Vec::new(), place: None };
-        let xid = r#"{"id":"e-3","at":"2026-01-02T03:04:05Z","kind":"xid","uuid":"GPU-1","xid":79}"#;
+        let xid = r#"{"id":"e-3","at":"2026-01-02T03:04:05Z","kind":"xid","gpu_uuid":"GPU-1","xid":79}"#;
         let young = r#"{"id":"e-4","at":"2026-01-02T03:04:05Z","kind":"weather","sun":true}"#;
         let text = format!(
             "id: e-2\n\n: a comment\n\nid: e-3\nevent: xid\ndata: {xid}\n\nid: e-4\nevent: weather\ndata: {young}\n\nid: e-9\n\nid: e-10\n"
         );
         let mut told = Vec::new();
-        // However the bytes come.
+        // In any division of the bytes.
         for byte in text.bytes() {
             parser.unread.push(byte);
             while let Some(one) = parser.next() {
@@ -172,12 +172,12 @@ mod tests {
         assert_eq!(told.len(), 2);
         assert!(matches!(&told[0], (Told::Known(event), place) if event.id == "e-3" && place == "e-3"), "{told:?}");
         assert!(matches!(&told[1], (Told::Unknown(value), _) if value["sun"] == true), "{told:?}");
-        // What has not come whole counts for nothing.
+        // Incomplete items are ignored.
         assert_eq!(parser.place.as_deref(), Some("e-9"));
     }
 
     #[test]
-    fn a_query_is_a_path() {
+    fn event_query_becomes_a_path() {
         assert_eq!(EventQuery::default().path(true), "/v1/events?follow=true");
         let query = EventQuery {
             kinds: vec![EventKind::Gpu, EventKind::Xid],

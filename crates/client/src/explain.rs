@@ -1,17 +1,17 @@
-//! Why a connection failed, and the command that mends it.
+//! Explanations of failed connections, with the command that fixes each.
 //!
 //! ```text
-//! stat and connect say      it means                              way out
+//! stat and connect          meaning                               remedy
 //! nothing there             not installed, or not started         systemctl start gpushd
 //! EACCES on the socket      caller is in neither of its groups    usermod -aG GROUP USER, log in again
-//! EACCES on a directory     the same, one level up                the same
+//! EACCES on a directory     the same for a parent directory       the same
 //! ECONNREFUSED              stale socket, the agent is gone       systemctl start gpushd
 //! not a socket              wrong path                            --socket
-//! EAGAIN                    its backlog is full                   try again
+//! EAGAIN                    the backlog is full                   try again
 //! ```
 //!
-//! [`gather`] looks, [`explain`] only thinks: so each sentence has a test that needs no other user,
-//! no service and no agent.
+//! [`gather`] collects the facts, [`explain`] is pure: so a test can check each sentence without another user,
+//! a service or an agent.
 
 use std::{
     io,
@@ -37,11 +37,11 @@ pub struct Access {
     pub mode: u32,
     /// The caller runs with this group.
     pub in_group: bool,
-    /// The user database says that the caller belongs to it: then a new login is all that lacks.
+    /// The user database lists the caller as a member: only a new login is missing.
     pub listed_in_group: bool,
 }
 
-/// What is at the path.
+/// The object at the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     /// Nothing.
@@ -50,18 +50,18 @@ pub enum Found {
     Socket(Access),
     /// Something else: `a regular file`.
     Other(&'static str),
-    /// A directory on the way that the caller may not pass.
+    /// A directory above it that the caller cannot enter.
     ClosedDirectory(PathBuf, Access),
 }
 
-/// All that an explanation is made from.
+/// The input of an explanation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// Socket and how it was chosen.
+    /// The socket and how it was chosen.
     pub socket: Socket,
-    /// What is there.
+    /// The object there.
     pub found: Found,
-    /// Where the caller's own agent was looked for too, in vain.
+    /// The absent path of the user's own agent, which was tried too.
     pub own: Option<PathBuf>,
     /// Effective uid of the caller.
     pub uid: u32,
@@ -71,11 +71,11 @@ pub struct Facts {
     pub unit_installed: bool,
 }
 
-/// Where systemd finds units, by descending priority.
+/// Directories in which systemd finds units, by descending priority.
 const UNIT_DIRECTORIES: [&str; 4] =
     ["/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
 
-/// Looks at the path, the caller and the service.
+/// Collects facts about the path, the caller and the service.
 #[must_use]
 pub fn gather(socket: &Socket) -> Facts {
     let uid = nix::unistd::geteuid();
@@ -98,7 +98,7 @@ fn look(path: &Path, user: Option<&nix::unistd::User>) -> Found {
         Ok(meta) if meta.is_file() => Found::Other("a regular file"),
         Ok(_) => Found::Other("a device or pipe"),
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            // The deepest directory that can still be looked at is the one that is closed.
+            // The deepest directory with readable metadata is the one that is closed.
             let closed = path.ancestors().skip(1).find_map(|dir| Some((dir.to_owned(), dir.metadata().ok()?)));
             match closed {
                 Some((dir, meta)) => Found::ClosedDirectory(dir, access(&meta, user)),
@@ -124,7 +124,7 @@ fn access(meta: &std::fs::Metadata, user: Option<&nix::unistd::User>) -> Access 
     }
 }
 
-/// The error to show for a failed `connect`.
+/// Returns the error to show for a failed `connect`.
 #[must_use]
 pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
     let path = facts.socket.path.display();
@@ -142,18 +142,17 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
         }
         (Found::ClosedDirectory(directory, access), _) => denied(facts, Some(directory), access, 0o010, 0o001),
         (Found::Socket(access), io::ErrorKind::PermissionDenied) => denied(facts, None, access, 0o020, 0o002),
-        (Found::Socket(_), io::ErrorKind::ConnectionRefused) => ApiError::new(
-            Code::Unreachable,
-            format!("gpushd is not running: nobody listens on {path}, which a former one left behind"),
-        )
-        .hint(start(facts)),
+        (Found::Socket(_), io::ErrorKind::ConnectionRefused) => {
+            ApiError::new(Code::Unreachable, format!("gpushd is not running: {path} is left from a previous gpushd"))
+                .hint(start(facts))
+        }
         (Found::Socket(_), io::ErrorKind::WouldBlock) => ApiError::new(
             Code::Unreachable,
             format!("gpushd accepts no connection on {path} now: too many are waiting"),
         )
         .hint("try again; if it stays so: `journalctl -u gpushd`")
         .retryable(),
-        // Gone or come between connect and look: the next try will tell.
+        // It disappeared or appeared between the two calls; a second attempt will show.
         (Found::Nothing, io::ErrorKind::NotFound) => {
             let own = facts.own.as_ref().map_or_else(String::new, |own| format!(", nor {}, your own", own.display()));
             ApiError::new(Code::Unreachable, format!("no gpushd on this host at {path}: there is no such socket{own}"))
@@ -204,7 +203,7 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     error.hint(format!("ask an administrator for `usermod -aG {group} {user}`, then log in again"))
 }
 
-/// How to start an agent behind the socket in question.
+/// Returns how to start an agent for this socket.
 fn start(facts: &Facts) -> String {
     let who = if facts.uid == 0 { "" } else { "ask an administrator for " };
     let path = facts.socket.path.display();
@@ -264,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_socket_says_how_to_start_the_agent() {
+    fn absent_socket_hints_at_starting_the_agent() {
         let mut at = facts(Found::Nothing, Origin::System);
         let (code, message, hint) = told(io::ErrorKind::NotFound, &at);
         assert_eq!(code.exit_status(), 6);
@@ -288,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_is_not_an_absent_one() {
+    fn stale_socket_differs_from_absent_one() {
         let at = facts(Found::Socket(access("gpush", 0o660)), Origin::System);
         let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
         assert_eq!(code.exit_status(), 6);
@@ -297,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_door_names_the_group() {
+    fn denied_socket_names_the_group() {
         let mut door = access("gpush", 0o660);
         let at = facts(Found::Socket(door.clone()), Origin::System);
         let (code, message, hint) = told(io::ErrorKind::PermissionDenied, &at);
@@ -320,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_directory_is_named_with_its_group() {
+    fn closed_directory_is_named_with_its_group() {
         let at = facts(Found::ClosedDirectory("/run/gpush".into(), access("gpush", 0o750)), Origin::System);
         let (code, message, hint) = told(io::ErrorKind::PermissionDenied, &at);
         assert_eq!(code.exit_status(), 5);
@@ -329,9 +328,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_said() {
+    fn file_that_is_not_a_socket_is_reported() {
         let at = facts(Found::Other("a regular file"), Origin::Option);
-        // connect(2) on a regular file says ECONNREFUSED: by itself it would look like a stale socket.
+        // connect(2) on a regular file returns ECONNREFUSED, which alone would indicate a stale socket.
         let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
         assert_eq!(code.exit_status(), 6);
         assert!(message.contains("a regular file, not gpushd's socket"), "{message}");
@@ -339,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_no_address_holds_is_a_usage_error() {
+    fn path_too_long_for_an_address_is_a_usage_error() {
         let mut at = facts(Found::Nothing, Origin::Option);
         at.socket.path = PathBuf::from(format!("/tmp/{}", "x".repeat(120)));
         let (code, message, _) = told(io::ErrorKind::InvalidInput, &at);
@@ -348,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_finds_what_is_there() {
+    fn gather_finds_the_object_at_the_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let look = |path: &Path| gather(&Socket::given(path, Origin::Option)).found;

@@ -1,17 +1,17 @@
 //! Client of gpushd's API over its Unix socket.
 //!
-//! Why it is a crate: `gpushctl`, Slurm hooks and tests all talk to the agent, and each owes its
-//! user the same answer when that fails: a missing socket, a refused connection, a closed door, an
-//! agent of another version and an agent that says nothing are five different troubles with five
-//! different ways out. [`explain`] tells them apart.
+//! It is a separate crate because `gpushctl`, Slurm hooks and tests all use the agent and must explain failures
+//! alike. A missing socket, a refused connection, missing permission, an agent of another version and a silent
+//! agent are five problems with five remedies. [`explain`] distinguishes them.
 //!
-//! It is lean on purpose: one connection, no pool, no thread, no resolver. It runs on whatever tokio
-//! runtime the caller has; a current-thread one with I/O and time is enough.
+//! It is deliberately small: one connection, no pool, no thread, no resolver. It runs on any tokio runtime; a
+//! current-thread one with I/O and time suffices.
 
 mod client;
 mod error;
 mod events;
 pub mod explain;
+mod leases;
 mod mps;
 mod socket;
 mod wire;

@@ -1,11 +1,9 @@
-//! The calls for MPS daemons, their shares, and processes on GPUs.
+//! Calls for MPS daemons and processes on GPUs.
 //!
-//! A target is what people type: the index of a GPU, `0:2g.20gb@2`, the short name, a UUID or its
-//! beginning. The agent resolves it.
+//! A target is given as users type it: the index of a GPU, `0:2g.20gb@2`, the short name, a UUID or a prefix of
+//! it. The agent resolves it.
 
-use gpush_api::{
-    GpuProcesses, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest, MpsShare, MpsShareRequest, MpsShareTaken,
-};
+use gpush_api::{GpuProcesses, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -18,7 +16,7 @@ use crate::{
 struct Nothing {}
 
 impl Client {
-    /// `GET /v1/mps`: every target that is shared through MPS.
+    /// `GET /v1/mps`: returns every target that is shared through MPS.
     ///
     /// # Errors
     /// See [`crate::Kind`].
@@ -34,7 +32,7 @@ impl Client {
         self.get(&format!("/v1/mps/{}", segment(target))).await
     }
 
-    /// `POST /v1/mps/{target}/start`: the daemon right after it was accepted.
+    /// `POST /v1/mps/{target}/start`: returns the daemon right after the request was accepted.
     ///
     /// # Errors
     /// See [`crate::Kind`].
@@ -42,15 +40,15 @@ impl Client {
         self.on_target(target, "start", &Nothing {}).await
     }
 
-    /// `POST /v1/mps/{target}/stop`: the daemon right after it was accepted.
+    /// `POST /v1/mps/{target}/stop`: returns the daemon right after the request was accepted.
     ///
     /// # Errors
-    /// See [`crate::Kind`]; [`gpush_api::Code::Blocked`] under clients, unless they shall be ended.
+    /// See [`crate::Kind`]; [`gpush_api::Code::Blocked`] if it has clients, unless `how` ends them.
     pub async fn mps_stop(&mut self, target: &str, how: &MpsEndRequest) -> Result<MpsDaemon, Error> {
         self.on_target(target, "stop", how).await
     }
 
-    /// `POST /v1/mps/{target}/restart`: the daemon right after it was accepted.
+    /// `POST /v1/mps/{target}/restart`: returns the daemon right after the request was accepted.
     ///
     /// # Errors
     /// As [`Client::mps_stop`].
@@ -58,7 +56,7 @@ impl Client {
         self.on_target(target, "restart", how).await
     }
 
-    /// `POST /v1/mps/{target}/drain`: the daemon right after it was accepted.
+    /// `POST /v1/mps/{target}/drain`: returns the daemon right after the request was accepted.
     ///
     /// # Errors
     /// See [`crate::Kind`].
@@ -66,7 +64,7 @@ impl Client {
         self.on_target(target, "drain", how).await
     }
 
-    /// `POST /v1/mps/{target}/settings`: what is in force then.
+    /// `POST /v1/mps/{target}/settings`: returns the effective settings.
     ///
     /// # Errors
     /// See [`crate::Kind`].
@@ -74,24 +72,8 @@ impl Client {
         self.on_target(target, "settings", settings).await
     }
 
-    /// `POST /v1/mps/{target}/shares`. Sent under a key: one whose answer was lost is taken once.
-    ///
-    /// # Errors
-    /// See [`crate::Kind`].
-    pub async fn mps_take_share(&mut self, target: &str, wanted: &MpsShareRequest) -> Result<MpsShareTaken, Error> {
-        self.on_target(target, "shares", wanted).await
-    }
-
-    /// `DELETE /v1/mps/shares/{id}`: the share that was given back.
-    ///
-    /// # Errors
-    /// See [`crate::Kind`]; [`gpush_api::Code::NotFound`] when it has ended already.
-    pub async fn mps_release(&mut self, id: &str) -> Result<MpsShare, Error> {
-        self.delete(&format!("/v1/mps/shares/{}", segment(id))).await
-    }
-
-    /// `GET /v1/mps/{target}/logs`: the last lines of each of its logs; with `all` also those that only
-    /// gpushd's own questions to the daemon have left.
+    /// `GET /v1/mps/{target}/logs`: returns the last lines of each of its logs; with `all` also those caused by
+    /// gpushd's own queries.
     ///
     /// # Errors
     /// See [`crate::Kind`].

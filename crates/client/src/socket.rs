@@ -1,4 +1,4 @@
-//! Where the agent's socket is, and how it was chosen: an error that says so is half mended.
+//! Path of the agent's socket, with its origin for error messages.
 
 use std::{
     os::unix::fs::{FileTypeExt, MetadataExt},
@@ -31,35 +31,33 @@ pub struct Socket {
     pub path: PathBuf,
     /// How it was chosen.
     pub origin: Origin,
-    /// The agent's second socket, for root and the agent's own user, when it is there and the caller
-    /// is one of these. It is tried first, because nobody else can crowd it; whatever is wrong with
-    /// it, `path` is what counts and what errors are about.
+    /// The agent's second socket, if it exists and the caller is root or the agent's own user. It is tried
+    /// first, because other users cannot crowd it. If it fails, `path` is used, and errors are about `path`.
     pub(crate) admin: Option<PathBuf>,
 }
 
 impl Socket {
-    /// A socket that the user named.
+    /// Creates a socket path that the user named.
     #[must_use]
     pub fn given(path: impl Into<PathBuf>, origin: Origin) -> Self {
         Self { path: path.into(), origin, admin: None }
     }
 
-    /// The socket to use when nothing was said: the system's, unless it is absent and the user
-    /// runs an agent of their own.
+    /// Returns the default socket: the system's, unless it is absent and the user runs an agent of their own.
     #[must_use]
     pub fn default_for_user() -> Self {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         Self::choose(Path::new(DEFAULT_SOCKET), runtime.as_deref()).with_admin(nix::unistd::geteuid().as_raw())
     }
 
-    /// Where the user's own agent would be, whether it is there or not.
+    /// Returns the socket path of the user's own agent, whether it exists or not.
     #[must_use]
     pub fn of_user() -> Option<PathBuf> {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty())?;
         Some(PathBuf::from(runtime).join("gpush").join("gpushd.sock"))
     }
 
-    /// With the admin socket beside it, if `uid` may use it.
+    /// Adds the admin socket in the same directory, if `uid` may use it.
     fn with_admin(mut self, uid: u32) -> Self {
         let beside = self.path.with_file_name(ADMIN_SOCKET);
         let may = beside.symlink_metadata().is_ok_and(|m| m.file_type().is_socket() && (uid == 0 || m.uid() == uid));
@@ -68,8 +66,8 @@ impl Socket {
     }
 
     fn choose(system: &Path, runtime_dir: Option<&Path>) -> Self {
-        // Whatever can't be looked at (a closed directory) counts as there: the error about it is
-        // the one that helps.
+        // A path that cannot be examined (in a closed directory) counts as present: an error about it is the
+        // helpful one.
         let absent = matches!(system.symlink_metadata(), Err(e) if e.kind() == std::io::ErrorKind::NotFound);
         if absent && let Some(dir) = runtime_dir {
             let own = dir.join("gpush").join("gpushd.sock");
@@ -88,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_admin_socket_is_taken_by_root_and_its_owner_only() {
+    fn admin_socket_is_used_by_root_and_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let socket = || Socket::given(dir.path().join("gpushd.sock"), Origin::System);
         let own = nix::unistd::geteuid().as_raw();
@@ -105,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_users_own_agent_is_taken_only_when_the_system_has_none() {
+    fn users_own_agent_is_used_only_without_a_system_agent() {
         let dir = tempfile::tempdir().unwrap();
         let system = dir.path().join("system.sock");
         let runtime = dir.path().join("runtime");

@@ -1,4 +1,4 @@
-//! One HTTP/1.1 connection over the socket: requests in turn, each with its deadline.
+//! One HTTP/1.1 connection over the socket: consecutive requests, each with its deadline.
 //!
 //! ```text
 //! idle ──request──► open ──answer──► open        reused for the next request
@@ -7,9 +7,9 @@
 //!                                                 what has a key, until the agent is back
 //! ```
 //!
-//! A change has a key of its own, under which the agent does it once however often it is asked. So
-//! one whose connection ended before its answer is sent again, and so is one that an agent refused
-//! because it stops: after an upgrade in between, the next agent answers what the first one began.
+//! A change has an idempotency key, under which the agent executes it only once. So a change is sent again if
+//! its connection ended before the answer, or if the agent refused it because it was stopping. After an
+//! upgrade, the next agent returns the answer for what the first one began.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -33,33 +33,33 @@ use crate::{
     socket::Socket,
 };
 
-/// Largest answer that is read, in bytes: 64 GPUs with all profiles and processes are well below.
+/// Maximum size of an answer, in bytes: 64 GPUs with all profiles and processes need far less.
 const LARGEST_ANSWER: usize = 64 << 20;
 
-/// Between two tries to connect while the agent's backlog is full.
+/// Pause between attempts to connect while the agent's backlog is full.
 const BACKLOG_FULL: Duration = Duration::from_millis(2);
 
 /// Longest wait for a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a change is sent again while nobody answers it: an agent that restarts is back by then.
+/// Time for which an unanswered change is repeated: a restarting agent needs less.
 const AWAY: Duration = Duration::from_secs(5);
 
-/// Between two tries of it.
+/// Pause between the repetitions.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long a socket is waited for that is not there, or behind which nobody listens: `gpushd &` and a
-/// command right after it is how one tries it first.
+/// Time to wait for a socket that does not exist, or on which no process listens: first-time users type `gpushd
+/// &` and then a command.
 const COMING: Duration = Duration::from_millis(300);
 
-/// Between two looks for it.
+/// Interval of checking for it.
 const LOOK: Duration = Duration::from_millis(10);
 
 fn is_absent(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
 }
 
-/// What is asked.
+/// A request.
 #[derive(Debug, Clone)]
 pub(crate) struct Question<'a> {
     /// `GET`, `POST` or `DELETE`.
@@ -68,7 +68,7 @@ pub(crate) struct Question<'a> {
     pub(crate) path: &'a str,
     /// JSON; empty for none.
     pub(crate) body: Bytes,
-    /// Under which the agent does it once. What changes something has one; its loss leaves a doubt.
+    /// The idempotency key of a change. If the answer is lost, the outcome is uncertain.
     pub(crate) key: Option<String>,
 }
 
@@ -77,10 +77,12 @@ impl<'a> Question<'a> {
         Self { method: "GET", path, body: Bytes::new(), key: None }
     }
 
-    /// Commands that tell whether a change was made whose answer is missing.
+    /// Returns the commands that show whether a change without an answer was made.
     fn where_it_shows(&self) -> &'static str {
         if self.path.starts_with("/v1/mps/") {
             "`gpushctl mps list`, `gpushctl mps show TARGET`"
+        } else if self.path.starts_with("/v1/leases") {
+            "`gpushctl lease list`"
         } else {
             "`gpushctl operation list`, `gpushctl status`"
         }
@@ -93,21 +95,22 @@ impl std::fmt::Display for Question<'_> {
     }
 }
 
-/// What came of a change that is sent again, the last time that anything did.
+/// The last significant outcome of a repeated change.
 enum Before {
-    /// Nothing that matters.
+    /// None yet.
     Nothing,
-    /// Somebody may have begun it: the doubt stays if nobody answers any more.
+    /// An agent may have begun it: without a later answer, the outcome stays uncertain.
     Lost(Error),
-    /// An agent said that it did not begin it.
+    /// An agent reported that it did not begin it.
     Refused(Answer),
 }
 
 impl Before {
-    /// What is known after another try. Which agent refused is known of its connection alone.
+    /// Updates the outcome after another attempt. Only on the same connection is it certain which agent
+    /// refused.
     fn and(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
         match (last, self) {
-            // Another agent's refusal says nothing about what the first one did.
+            // Another agent's refusal does not tell what the first one did.
             (Ok(_), Self::Lost(doubt)) => Self::Lost(doubt),
             (Ok(answer), Self::Nothing | Self::Refused(_)) => Self::Refused(answer.clone()),
             (Err(error), Self::Refused(answer))
@@ -120,7 +123,7 @@ impl Before {
         }
     }
 
-    /// What is told when it is not sent again.
+    /// Returns the result for the caller when no more attempts follow.
     fn told_with(self, last: Result<Answer, Error>) -> Result<Answer, Error> {
         match (last, self) {
             (Err(error), Self::Lost(doubt)) if error.kind == Kind::Connect => {
@@ -136,19 +139,19 @@ impl Before {
     }
 }
 
-/// A status and the bytes that came with it.
+/// A status with its body.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) body: Bytes,
 }
 
-/// A connection that opens itself when it is needed.
+/// A connection that opens when needed.
 #[derive(Debug)]
 pub(crate) struct Wire {
     pub(crate) socket: Socket,
     open: Option<http1::SendRequest<Full<Bytes>>>,
-    /// Whether an agent was ever there: only the first is waited for.
+    /// Whether an agent has answered before: a client waits only for the first connection.
     met: AtomicBool,
 }
 
@@ -166,13 +169,13 @@ impl Wire {
             return self.until_answered(question, first, until, deadline).await;
         }
         match first {
-            // An idle connection that the agent had closed meanwhile says nothing about the agent.
+            // The agent may close an idle connection, which does not mean that it is gone.
             Err(error) if error.kind == Kind::Lost && reused => self.attempt(question, until, deadline).await,
             other => other,
         }
     }
 
-    /// Sends a change again, under its key, while an agent may be about to come back.
+    /// Sends a change again, under its key, while an agent may be restarting.
     async fn until_answered(
         &mut self,
         question: &Question<'_>,
@@ -200,7 +203,7 @@ impl Wire {
         }
     }
 
-    /// Opens a connection of its own for an answer that has no end: its status and body.
+    /// Opens a separate connection for an answer without end. Returns its status and body.
     pub(crate) async fn stream(
         &self,
         question: &Question<'_>,
@@ -256,9 +259,9 @@ impl Wire {
             let give_up = Instant::now() + if self.met.load(Relaxed) { Duration::ZERO } else { COMING };
             loop {
                 match UnixStream::connect(path).await {
-                    // One that starts just now is there in a moment.
+                    // An agent that is just starting will listen in a moment.
                     Err(error) if is_absent(&error) && Instant::now() < give_up => tokio::time::sleep(LOOK).await,
-                    // Its backlog is full. A socket that does not block is refused at once, so wait here.
+                    // Its backlog is full. connect(2) on a non-blocking socket fails at once, so wait here.
                     Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                         tokio::time::sleep(BACKLOG_FULL).await;
                     }
@@ -283,11 +286,11 @@ impl Wire {
     }
 
     async fn speak(&self, stream: UnixStream) -> Result<http1::SendRequest<Full<Bytes>>, Error> {
-        // An HTTP/1 handshake sends nothing: it fails only if hyper does.
+        // An HTTP/1 handshake sends nothing, so it fails only because of hyper itself.
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| {
             Error::new(Kind::Connect, ApiError::new(Code::Internal, "no HTTP on the connection").cause(e.to_string()))
         })?;
-        // Its end shows in the request that is under way.
+        // The request in flight reports its end.
         tokio::spawn(async move { drop(connection.await) });
         Ok(sender)
     }
@@ -364,14 +367,14 @@ fn request(question: &Question<'_>) -> Result<Request<Full<Bytes>>, Error> {
     })
 }
 
-/// Whether an agent has refused for a reason of its own that passes: it stops, or has too much to do.
+/// Returns whether an agent refused for a temporary reason: it is stopping, or is overloaded.
 fn is_passing(answer: &Answer) -> bool {
     answer.status == StatusCode::SERVICE_UNAVAILABLE
         && serde_json::from_slice::<ApiError>(&answer.body)
             .is_ok_and(|error| error.code == Code::Unavailable && error.retryable)
 }
 
-/// Whether the agent that refused is about to end, and so does not change its mind.
+/// Returns whether the agent that refused is stopping, so that repeating is useless.
 fn is_stopping(answer: &Answer) -> bool {
     serde_json::from_slice::<ApiError>(&answer.body).is_ok_and(|error| error.message.starts_with(STOPPING))
 }
@@ -383,7 +386,7 @@ impl Error {
     }
 }
 
-/// The innermost source: hyper's own text ("connection error") says less.
+/// Returns the innermost source: hyper's own text ("connection error") is less specific.
 fn source_of(error: &hyper::Error) -> String {
     let mut at: &dyn std::error::Error = error;
     while let Some(source) = at.source() {

@@ -1,4 +1,5 @@
-//! The client against agents that are well, gone, silent, rude, foreign, or of another version.
+//! The client with agents that work, are gone, are silent, misbehave, or have another version; and with other
+//! programs.
 //!
 //! Helpers outside `#[test]` functions may panic too: that is how a test fails.
 #![allow(clippy::unwrap_used)]
@@ -61,7 +62,7 @@ fn serve(path: &Path, answer: impl Fn(&str, &str) -> Answer + Send + Sync + 'sta
     connections
 }
 
-/// A server that treats each raw connection as `handle` does.
+/// Starts a server that passes each raw connection to `handle`.
 fn serve_raw<F>(path: &Path, handle: impl Fn(UnixStream) -> F + Send + 'static) -> Arc<AtomicUsize>
 where
     F: Future<Output = ()> + Send + 'static,
@@ -84,7 +85,7 @@ fn hint(error: &Error) -> &str {
 }
 
 #[tokio::test]
-async fn requests_go_over_one_connection() {
+async fn requests_share_one_connection() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let connections = serve(&path, |method, path| {
@@ -98,7 +99,7 @@ async fn requests_go_over_one_connection() {
     let mut client = client(&path);
     assert_eq!(client.version().await.unwrap().agent, "0.9.9");
     assert!(client.gpus(true).await.unwrap().is_empty());
-    // An error of the API is an answer like any other.
+    // An API error is an answer like any other.
     let error = client.gpu("GPU-x/y").await.unwrap_err();
     assert_eq!((error.kind, error.code()), (Kind::Answer, Code::NotFound));
     assert_eq!(error.error.message, "no /v1/gpus/GPU-x%2Fy");
@@ -107,10 +108,10 @@ async fn requests_go_over_one_connection() {
 }
 
 #[tokio::test]
-async fn a_connection_closed_while_idle_is_opened_again_for_reads_only() {
+async fn connection_closed_while_idle_is_reopened_for_reads_only() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    // Answers one request a connection, then hangs up without having said so.
+    // Answers one request per connection, then closes it without announcing that.
     let connections = serve_raw(&path, |mut stream| async move {
         let mut buffer = [0; 4096];
         let _ = stream.read(&mut buffer).await;
@@ -123,7 +124,7 @@ async fn a_connection_closed_while_idle_is_opened_again_for_reads_only() {
     assert_eq!(connections.load(Ordering::SeqCst), 5);
 }
 
-/// An operation as an answer.
+/// Returns an operation as an answer.
 fn operation() -> Vec<u8> {
     let by = Actor { uid: 0, user: None, pid: None };
     let operation = Operation {
@@ -153,11 +154,11 @@ fn refusal(retryable: bool) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_change_is_sent_again_under_its_key_until_it_is_answered() {
+async fn unanswered_change_is_repeated_under_its_key() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let keys = Arc::new(Mutex::new(Vec::new()));
-    // Hangs up before it answers, refuses, hangs up in the middle of an answer, then answers.
+    // Closes before an answer, refuses, closes within an answer, then answers.
     let answers = [Vec::new(), refusal(true), operation()[..30].to_vec(), operation()];
     let answers = Arc::new(Mutex::new(VecDeque::from(answers)));
     let connections = serve_raw(&path, {
@@ -185,7 +186,7 @@ async fn a_change_is_sent_again_under_its_key_until_it_is_answered() {
 }
 
 #[tokio::test]
-async fn a_change_that_stays_in_doubt_says_so_and_a_refusal_for_good_is_final() {
+async fn uncertain_change_is_reported_and_final_refusal_is_final() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let connections = serve(&path, |_, _| {
@@ -195,7 +196,7 @@ async fn a_change_that_stays_in_doubt_says_so_and_a_refusal_for_good_is_final() 
     let error = client(&path).apply(&ApplyRequest::default()).await.unwrap_err();
     assert_eq!((error.kind, connections.load(Ordering::SeqCst)), (Kind::Answer, 1), "{error:?}");
 
-    // Dies with the request in hand and does not come back.
+    // Dies with the request received, and does not return.
     let path = dir.path().join("gone");
     let (listener, file) = (UnixListener::bind(&path).unwrap(), path.clone());
     tokio::spawn(async move {
@@ -211,7 +212,7 @@ async fn a_change_that_stays_in_doubt_says_so_and_a_refusal_for_good_is_final() 
 }
 
 #[tokio::test]
-async fn what_a_stopping_agent_refused_stays_refused_when_it_is_gone() {
+async fn refusal_of_stopping_agent_stands_after_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let (listener, file) = (UnixListener::bind(&path).unwrap(), path.clone());
@@ -221,7 +222,7 @@ async fn what_a_stopping_agent_refused_stays_refused_when_it_is_gone() {
             let _ = stream.read(&mut [0; 4096]).await;
             stream.write_all(&refusal(true)).await.unwrap();
         }
-        // The third comes over the same connection, whose end is this agent's.
+        // The third request uses the same connection, which this agent closes.
         let _ = stream.read(&mut [0; 4096]).await;
         std::fs::remove_file(file).unwrap();
     });
@@ -233,7 +234,7 @@ async fn what_a_stopping_agent_refused_stays_refused_when_it_is_gone() {
 }
 
 #[tokio::test]
-async fn another_agents_refusal_does_not_take_a_doubt_away() {
+async fn refusal_of_next_agent_leaves_change_uncertain() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let first = AtomicUsize::new(0);
@@ -253,7 +254,7 @@ async fn another_agents_refusal_does_not_take_a_doubt_away() {
 }
 
 #[tokio::test]
-async fn absent_stale_and_not_a_socket_are_three_things() {
+async fn absent_stale_and_non_socket_paths_have_distinct_errors() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpushd.sock");
 
@@ -265,7 +266,7 @@ async fn absent_stale_and_not_a_socket_are_three_things() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let error = client(&path).version().await.unwrap_err();
     assert_eq!((error.kind, error.code()), (Kind::Connect, Code::Unreachable));
-    assert!(error.error.message.contains("nobody listens"), "{error:?}");
+    assert!(error.error.message.contains("is left from a previous gpushd"), "{error:?}");
 
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "").unwrap();
@@ -279,7 +280,7 @@ async fn absent_stale_and_not_a_socket_are_three_things() {
 }
 
 #[tokio::test]
-async fn a_silent_agent_runs_into_the_deadline() {
+async fn silent_agent_ends_with_deadline_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     serve_raw(&path, |stream| async move {
@@ -298,7 +299,7 @@ async fn a_silent_agent_runs_into_the_deadline() {
 }
 
 #[tokio::test]
-async fn an_agent_whose_backlog_is_full_is_busy_not_absent() {
+async fn agent_with_full_backlog_is_busy_not_absent() {
     use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
     use std::os::fd::AsRawFd;
     let dir = tempfile::tempdir().unwrap();
@@ -320,10 +321,10 @@ async fn an_agent_whose_backlog_is_full_is_busy_not_absent() {
 }
 
 #[tokio::test]
-async fn what_is_not_gpushd_is_told_apart_from_another_version_of_it() {
+async fn foreign_server_differs_from_other_gpushd_version() {
     let dir = tempfile::tempdir().unwrap();
 
-    // Speaks first, and no HTTP.
+    // Speaks first, and not HTTP.
     let path = dir.path().join("ssh");
     serve_raw(&path, |mut stream| async move {
         let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").await;
@@ -342,7 +343,7 @@ async fn what_is_not_gpushd_is_told_apart_from_another_version_of_it() {
     assert!(error.error.message.contains("is not gpushd"), "{error:?}");
     assert!(error.error.causes[0].contains("404"), "{error:?}");
 
-    // gpushd of another API: seen at once by `version`, and behind any answer not understood.
+    // gpushd with another API: `version` detects it at once, as does any answer that cannot be parsed.
     let path = dir.path().join("v2");
     serve(&path, |_, path| if path == "/v1/version" { (200, version("v2")) } else { (404, "gone".into()) });
     for error in [client(&path).version().await.unwrap_err(), client(&path).gpus(false).await.unwrap_err()] {
@@ -351,7 +352,7 @@ async fn what_is_not_gpushd_is_told_apart_from_another_version_of_it() {
         assert!(hint(&error).contains("same version"), "{error:?}");
     }
 
-    // Same API, an answer that this build can't read.
+    // Same API, an answer that this build cannot parse.
     let path = dir.path().join("odd");
     serve(&path, |_, path| (200, if path == "/v1/version" { version("v1") } else { r#"[{"index":"zero"}]"#.into() }));
     let error = client(&path).gpus(false).await.unwrap_err();
@@ -360,7 +361,7 @@ async fn what_is_not_gpushd_is_told_apart_from_another_version_of_it() {
 }
 
 #[tokio::test]
-async fn an_agent_that_dies_in_mid_answer_is_lost() {
+async fn agent_that_dies_during_an_answer_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     serve_raw(&path, |mut stream| async move {

@@ -1,5 +1,5 @@
-//! Fragmentation: how many requests for MIG devices are met, and how much of the memory is leased, by our placement,
-//! by first fit and by the driver's own choice.
+//! Fragmentation: how many requests for MIG devices succeed, and how much of the memory is leased, with gpush's
+//! placement, with first fit and with the driver's own choice.
 //!
 //! ```text
 //! cargo run --release -p gpush-core --example placement_bench [-- --json]
@@ -57,7 +57,7 @@ trait Strategy {
     fn created(&self) -> usize;
 }
 
-/// Our placement: instances stay after a release and are destroyed only when in the way.
+/// gpush's placement: instances stay after a release and are destroyed only if necessary.
 struct Ours {
     host: Host,
     policy: Policy,
@@ -88,7 +88,7 @@ fn uuid(gpu: u32, placement: Placement) -> String {
 impl Strategy for Ours {
     fn arrive(&mut self, request: usize, profile: &str) -> bool {
         let share = WantedShare::Mig(WantedDevice::Profile(profile.to_owned()));
-        let wanted = Wanted { share, count: 1, holder: 1000, gpus: None };
+        let wanted = Wanted { share, count: 1, holder: 1000, gpus: None, target: None };
         let Ok(assignment) = place(&self.host, &wanted, self.policy) else { return false };
         for (gpu, id) in &assignment.destroys {
             let mig = self.mig(*gpu);
@@ -211,7 +211,7 @@ impl Strategy for Driver {
     }
 }
 
-/// What one strategy came to, summed over the seeds.
+/// The result of one strategy, summed over the seeds.
 #[derive(Default)]
 struct Outcome {
     offered: usize,
@@ -232,7 +232,7 @@ fn run(
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let slices = |name: &str| geometry.named(name).map_or(0, |profile| profile.memory_slices() as usize);
     let total: usize = weights.iter().sum();
-    // One arrival in each step: the mean stay decides the offered load.
+    // One arrival in each step: the mean duration determines the offered load.
     let mean_slices = names.iter().zip(weights).map(|(name, weight)| slices(name) * weight).sum::<usize>();
     let capacity = GPUS as usize * usize::from(geometry.memory_slices);
     let stay = 2 * capacity * load * total / 100 / mean_slices;

@@ -1,12 +1,12 @@
-//! How long planning takes: every state of an A100 and an H100 against every layout, possible or
-//! not, and whole hosts of 64 GPUs.
+//! Duration of planning: every state of an A100 and an H100 with every layout, possible or not, and whole hosts
+//! of 64 GPUs.
 //!
 //! ```text
 //! cargo run --release -p gpush-core --example plan_bench [-- --json]
 //! ```
 //!
-//! Times are wall-clock around single calls, so that percentiles are of plans and not of averages.
-//! `--json` prints one object for `cargo xtask bench`.
+//! Times are wall-clock times of single calls, so that percentiles apply to plans and not to averages. `--json`
+//! prints one object for `cargo xtask bench`.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -16,8 +16,8 @@ use gpush_core::geometry::{Geometry, profiles_of_model};
 use gpush_core::layout::{Entry, Layout};
 use gpush_core::plan::{Target, plan};
 
-/// Each host is planned this often and its best time taken: it is long enough to be interrupted by
-/// whatever else the machine does. Single plans are timed once.
+/// Attempts for each host, of which the best time counts: planning a host takes long enough to be interrupted
+/// by other processes. Single plans are timed once.
 const HOST_TRIES: usize = 3;
 
 /// Layouts with compute instances: many kinds of GPU instance, many compute instances in one.
@@ -58,7 +58,7 @@ impl Times {
     }
 }
 
-/// Every state that can be reached by adding instances to an empty GPU.
+/// Returns every state that is reachable by adding instances to an empty GPU.
 fn states(geometry: &Geometry) -> Vec<Vec<GpuInstance>> {
     fn walk(geometry: &Geometry, from: usize, held: &mut Vec<GpuInstance>, found: &mut Vec<Vec<GpuInstance>>) {
         found.push(held.clone());
@@ -98,7 +98,7 @@ fn instance(id: u32, profile: &GpuProfile, placement: Placement) -> GpuInstance 
     }
 }
 
-/// Every layout of up to eight instances, possible or not.
+/// Returns every layout of up to eight instances, possible or not.
 fn layouts(profiles: &[GpuProfile]) -> Vec<Layout> {
     fn walk(profiles: &[GpuProfile], left: usize, entries: &mut Vec<Entry>, found: &mut Vec<Layout>) {
         found.push(Layout { entries: entries.clone() });

@@ -1,10 +1,9 @@
-//! What `nvidia-smi compute-policy --list` says: the time-slice level of each GPU.
+//! Parser for `nvidia-smi compute-policy --list`: the time-slice level of each GPU.
 //!
-//! There is no public NVML call for it, and nvidia-smi's output "is not guaranteed to be backwards
-//! compatible" (its manual). So nothing is read here but what a line says by itself: a GPU by its
-//! index, UUID or PCI address, and a level or the reason why there is none. Frames, columns and
-//! words between them don't matter. What can't be read is no level: the caller asks for a GPU and is
-//! told that it isn't in there.
+//! There is no public NVML call for it, and nvidia-smi's output "is not guaranteed to be backwards compatible"
+//! (its manual). So each line is read on its own: a GPU by its index, UUID or PCI address, and a level or the
+//! reason why there is none. Frames, columns and words between them are ignored. A line that cannot be parsed
+//! gives no level: a caller then learns that its GPU is missing.
 //!
 //! ```text
 //! | GPU     Name           Value        |     a heading: no GPU, no level
@@ -27,7 +26,7 @@ pub enum Named {
 }
 
 impl Named {
-    /// Whether the GPU with these names is meant.
+    /// Returns whether the GPU with these names is meant.
     #[must_use]
     pub fn is(&self, index: u32, uuid: &str, pci: &str) -> bool {
         match self {
@@ -38,23 +37,23 @@ impl Named {
     }
 }
 
-/// What is told of a GPU.
+/// The output for a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Told {
     /// Its level.
     Level(TimesliceLevel),
-    /// The part, or its mode, has no levels.
+    /// The part, or its mode, does not support levels.
     Unsupported,
-    /// It could not be read, in nvidia-smi's words: `GPU is lost`.
+    /// It could not be read, with nvidia-smi's message: `GPU is lost`.
     Failed(String),
 }
 
-/// The levels told in the output, in its order. Standard error may be part of it.
+/// Returns the levels in the output, in its order. The text may include standard error.
 #[must_use]
 pub fn levels(output: &str) -> Vec<(Named, Told)> {
     let mut found: Vec<(Named, Told)> = Vec::new();
     for (named, told) in output.lines().filter_map(line) {
-        // Said twice, a reason does not undo a level, nor a second level the first.
+        // The first line for a GPU counts, level or reason.
         if found.iter().all(|(known, _)| *known != named) {
             found.push((named, told));
         }
@@ -62,7 +61,7 @@ pub fn levels(output: &str) -> Vec<(Named, Told)> {
     found
 }
 
-/// What is told of one GPU, by any of its names.
+/// Returns the output for one GPU, by any of its names.
 #[must_use]
 pub fn level_of<'a>(told: &'a [(Named, Told)], index: u32, uuid: &str, pci: &str) -> Option<&'a Told> {
     told.iter().find(|(named, _)| named.is(index, uuid, pci)).map(|(_, told)| told)
@@ -70,7 +69,7 @@ pub fn level_of<'a>(told: &'a [(Named, Told)], index: u32, uuid: &str, pci: &str
 
 fn line(text: &str) -> Option<(Named, Told)> {
     match text.split_once("Failed to ") {
-        // `Failed to retrieve compute policies for requested devices : …` names none.
+        // `Failed to retrieve compute policies for requested devices : …` names no GPU.
         Some((_, failed)) => {
             let (subject, reason) = failed.split_once(" : ")?;
             Some((words(subject).find_map(named)?, failure(reason.trim())))
@@ -79,19 +78,19 @@ fn line(text: &str) -> Option<(Named, Told)> {
     }
 }
 
-/// A row of the table, or one of `GPU 0: Timeslice: Default`.
+/// Parses a table row, or one like `GPU 0: Timeslice: Default`.
 fn row(text: &str) -> Option<(Named, Told)> {
     let mut words = words(text);
     let gpu = words.find_map(named)?;
     let rest: Vec<&str> = words.collect();
-    // Other policies may come to stand beside it one day.
+    // Later versions may list other policies in the same row.
     let at = rest.iter().position(|word| ["timeslice", "time-slice"].contains(&word.to_lowercase().as_str()))?;
     let value = rest[at + 1..].iter().copied().filter(|word| *word != "=");
     let text = value.collect::<Vec<_>>().join(" ");
     if text.is_empty() { None } else { Some((gpu, level(&text))) }
 }
 
-/// Words of a line, without frames and what joins them.
+/// Returns the words of a line, without frames and separators.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| c.is_whitespace() || c == '|')
         .map(|word| word.trim_end_matches([':', ',']))
@@ -124,7 +123,7 @@ fn named(word: &str) -> Option<Named> {
     word.parse().ok().map(Named::Index)
 }
 
-/// `00000000:07:00.0` as `0000:07:00.0`.
+/// Converts `00000000:07:00.0` to `0000:07:00.0`.
 fn pci(word: &str) -> Option<String> {
     let (domain, rest) = word.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
@@ -139,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// As gpush-sim's stand-in prints it on a host of three, of which one is in MIG mode.
+    /// Output of gpush-sim's nvidia-smi for three GPUs, one of them in MIG mode.
     const TABLE: &str = "\
 +-------------------------------------+
 | GPU compute policies:               |
@@ -158,7 +157,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
     }
 
     #[test]
-    fn the_table_is_read() {
+    fn compute_policy_table_is_parsed() {
         let told = levels(TABLE);
         assert_eq!(
             told,
@@ -174,7 +173,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
     }
 
     #[test]
-    fn other_forms_say_the_same() {
+    fn other_compute_policy_forms_are_parsed() {
         let uuid = "GPU-696A7A08-9eda-2bfb-4515-85925dc57c9a";
         let low = Named::Uuid("GPU-696a7a08-9eda-2bfb-4515-85925dc57c9a".to_owned());
         let pci = Named::Pci("0000:07:00.0".to_owned());
@@ -195,7 +194,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
     }
 
     #[test]
-    fn what_tells_nothing_is_no_level() {
+    fn output_without_a_level_gives_none() {
         for text in [
             "",
             "No devices were found",
@@ -213,7 +212,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
     }
 
     #[test]
-    fn names_match_in_any_case_and_the_first_word_stands() {
+    fn names_match_in_any_case_and_first_line_counts() {
         let uuid = Named::Uuid("GPU-696a7a08-9eda-2bfb-4515-85925dc57c9a".to_owned());
         assert!(uuid.is(9, "GPU-696A7A08-9eda-2bfb-4515-85925dc57c9a", "0000:09:00.0"));
         assert!(Named::Pci("0000:af:00.0".to_owned()).is(9, "", "0000:AF:00.0"));
@@ -225,7 +224,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn no_text_is_a_panic(text in "(\\PC|[|:.=\\n]|GPU|Failed to |Timeslice| : |[0-9]){0,40}") {
+        fn compute_policy_parser_never_panics(text in "(\\PC|[|:.=\\n]|GPU|Failed to |Timeslice| : |[0-9]){0,40}") {
             let _any = levels(&text);
         }
     }

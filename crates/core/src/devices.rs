@@ -1,43 +1,52 @@
 //! MIG devices of a host with their use: what is free, and why the rest is not.
 //!
 //! A device is in use while the driver lists a process on it. Otherwise it is reserved while its GPU or
-//! its MPS daemon takes no new work, granted while a user has a share of it, and free in every other case.
+//! its MPS daemon takes no new work, granted while a lease has it, and free in every other case.
 
 use std::borrow::Borrow;
 
 use gpush_api::{
-    ComputeInstance, DeviceGrant, DeviceUse, Gpu, GpuInstance, GpuState, MigDevice, MpsDaemon, MpsState, Process,
-    USERS_UNKNOWN,
+    ComputeInstance, DeviceGrant, DeviceUse, Gpu, GpuInstance, GpuState, Lease, MigDevice, MpsDaemon, MpsState,
+    Process, USERS_UNKNOWN,
 };
 
-/// Lists the MIG devices of these GPUs, by GPU and placement. `daemons` are the MPS daemons of the host.
+/// Lists the MIG devices of these GPUs, by GPU and placement. `daemons` are the MPS daemons of the host, `leases` those
+/// that have not ended.
 #[must_use]
-pub fn list<G: Borrow<Gpu>>(gpus: &[G], daemons: &[MpsDaemon]) -> Vec<MigDevice> {
+pub fn list<G: Borrow<Gpu>>(gpus: &[G], daemons: &[MpsDaemon], leases: &[Lease]) -> Vec<MigDevice> {
     let gpus = gpus.iter().map(Borrow::borrow);
     let enabled = gpus.filter(|gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled));
-    enabled.flat_map(|gpu| of_gpu(gpu, daemons)).collect()
+    enabled.flat_map(|gpu| of_gpu(gpu, daemons, leases)).collect()
 }
 
-fn of_gpu(gpu: &Gpu, daemons: &[MpsDaemon]) -> Vec<MigDevice> {
+fn of_gpu(gpu: &Gpu, daemons: &[MpsDaemon], leases: &[Lease]) -> Vec<MigDevice> {
     let mut devices = Vec::new();
     for instance in gpu.mig.iter().flat_map(|mig| &mig.instances) {
         if instance.compute.is_empty() {
-            devices.push(device(gpu, instance, None, daemons));
+            devices.push(device(gpu, instance, None, daemons, leases));
         }
-        devices.extend(instance.compute.iter().map(|compute| device(gpu, instance, Some(compute), daemons)));
+        devices.extend(instance.compute.iter().map(|compute| device(gpu, instance, Some(compute), daemons, leases)));
     }
     devices
 }
 
-fn device(gpu: &Gpu, instance: &GpuInstance, compute: Option<&ComputeInstance>, daemons: &[MpsDaemon]) -> MigDevice {
+fn device(
+    gpu: &Gpu,
+    instance: &GpuInstance,
+    compute: Option<&ComputeInstance>,
+    daemons: &[MpsDaemon],
+    leases: &[Lease],
+) -> MigDevice {
     let uuid = compute.and_then(|compute| compute.uuid.clone());
     let daemon = daemons.iter().find(|daemon| uuid.as_ref() == Some(&daemon.uuid));
     let servers: Vec<u32> = daemon.iter().flat_map(|daemon| &daemon.servers).filter_map(|server| server.pid).collect();
     let of_compute = compute.iter().flat_map(|compute| &compute.processes);
-    // An MPS server without clients holds the device for no user.
+    // An MPS server without clients does not count as a user of the device.
     let is_user = |process: &&Process| process.pid.is_none_or(|pid| !servers.contains(&pid));
     let processes: Vec<Process> = instance.processes.iter().chain(of_compute).filter(is_user).cloned().collect();
-    let grants: Vec<DeviceGrant> = daemon.iter().flat_map(|daemon| &daemon.shares).map(grant).collect();
+    let is_here = |lease: &&Lease| lease.members.iter().any(|member| uuid.as_ref() == Some(&member.target));
+    let holding = leases.iter().filter(|lease| lease.state.holds_capacity());
+    let grants: Vec<DeviceGrant> = holding.filter(is_here).map(grant).collect();
     let reason = reserved(gpu, compute, daemon);
     let usage = if !processes.is_empty() || daemon.is_some_and(|daemon| !daemon.clients.is_empty()) {
         DeviceUse::InUse
@@ -65,11 +74,12 @@ fn device(gpu: &Gpu, instance: &GpuInstance, compute: Option<&ComputeInstance>, 
     }
 }
 
-fn grant(share: &gpush_api::MpsShare) -> DeviceGrant {
-    DeviceGrant { id: share.id.clone(), uid: share.by.uid, user: share.by.user.clone(), until: share.expires_at }
+fn grant(lease: &Lease) -> DeviceGrant {
+    let holder = lease.holder.clone();
+    DeviceGrant { id: lease.id.to_string(), uid: holder.uid, user: holder.user, expires_at: lease.expires_at }
 }
 
-/// Why a device without processes takes no new work.
+/// Returns why a device without processes takes no new work.
 fn reserved(gpu: &Gpu, compute: Option<&ComputeInstance>, daemon: Option<&MpsDaemon>) -> Option<String> {
     let state = match gpu.state {
         GpuState::Ready => None,
@@ -112,7 +122,7 @@ mod tests {
         let mut gpus = preset::gpus("dgx-a100").unwrap();
         gpus.truncate(1);
         let mig = gpus[0].mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (true, true);
+        mig.set_mode(true, true);
         let instance = |id: u32, start: u8| GpuInstance {
             id,
             profile_id: 19,
@@ -134,30 +144,38 @@ mod tests {
     }
 
     fn daemon(uuid: &str) -> MpsDaemon {
-        let share = serde_json::json!({
-            "id": "s1", "target": "m1", "by": {"uid": 1000, "user": "alice"}, "percentage": 25,
-            "created_at": "2026-01-01T00:00:00Z", "expires_at": "2026-01-02T00:00:00Z",
-        });
         let policy = serde_json::to_value(gpush_api::MpsPolicy::default()).unwrap();
         let all = serde_json::json!({
-            "target": "m1", "uuid": uuid, "state": "ready", "since": "2026-01-01T00:00:00Z", "wanted": policy,
-            "shares": [share],
+            "target": "m1", "uuid": uuid, "state": "ready", "since": "2026-01-01T00:00:00Z", "desired_policy": policy,
         });
         serde_json::from_value(all).unwrap()
     }
 
-    fn uses(gpus: &[Gpu], daemons: &[MpsDaemon]) -> Vec<DeviceUse> {
-        list(gpus, daemons).iter().map(|device| device.usage).collect()
+    fn lease(target: &str) -> Lease {
+        let member = serde_json::json!({
+            "target": target, "gpu_uuid": "GPU-0", "share": {"kind": "mig", "profile": "1g.10gb", "generation": 1},
+            "memory_mib": 9728, "gpu_memory_mib": 81920,
+        });
+        let all = serde_json::json!({
+            "id": "L1", "holder": {"uid": 1000, "user": "alice"}, "kind": "mig", "enforcement": "hardware",
+            "state": "active", "members": [member], "binding": {"kind": "time"},
+            "created_at": "2026-01-01T00:00:00Z", "expires_at": "2026-01-02T00:00:00Z",
+        });
+        serde_json::from_value(all).unwrap()
+    }
+
+    fn uses(gpus: &[Gpu], daemons: &[MpsDaemon], leases: &[Lease]) -> Vec<DeviceUse> {
+        list(gpus, daemons, leases).iter().map(|device| device.usage).collect()
     }
 
     #[test]
     fn idle_devices_are_free_until_granted_or_used() {
         let mut gpus = host();
-        assert_eq!(uses(&gpus, &[]), [DeviceUse::Free, DeviceUse::Free]);
-        let devices = list(&gpus, &[daemon("MIG-8")]);
+        assert_eq!(uses(&gpus, &[], &[]), [DeviceUse::Free, DeviceUse::Free]);
+        let devices = list(&gpus, &[daemon("MIG-8")], &[lease("MIG-8")]);
         assert_eq!((devices[0].available, devices[1].available), (true, false));
         assert_eq!((devices[1].usage, devices[1].grants[0].user.as_deref()), (DeviceUse::Granted, Some("alice")));
-        assert!(devices[1].grants[0].until.is_some());
+        assert!(devices[1].grants[0].expires_at.is_some());
         let process = Process {
             pid: Some(4),
             uid: None,
@@ -167,14 +185,14 @@ mod tests {
             memory_mib: None,
         };
         gpus[0].mig.as_mut().unwrap().instances[1].compute[0].processes.push(process);
-        assert_eq!(uses(&gpus, &[daemon("MIG-8")]), [DeviceUse::Free, DeviceUse::InUse]);
+        assert_eq!(uses(&gpus, &[daemon("MIG-8")], &[lease("MIG-8")]), [DeviceUse::Free, DeviceUse::InUse]);
     }
 
     #[test]
     fn devices_that_take_no_work_are_reserved_with_a_reason() {
         let mut gpus = host();
-        let draining = MpsDaemon { state: MpsState::Draining, shares: Vec::new(), ..daemon("MIG-7") };
-        let devices = list(&gpus, &[draining]);
+        let draining = MpsDaemon { state: MpsState::Draining, ..daemon("MIG-7") };
+        let devices = list(&gpus, &[draining], &[]);
         assert_eq!(devices[0].reason.as_deref(), Some("its MPS daemon is draining"));
         assert_eq!((devices[0].usage, devices[1].usage), (DeviceUse::Reserved, DeviceUse::Free));
         gpus[0].cordons.push(gpush_api::Cordon {
@@ -183,15 +201,15 @@ mod tests {
             by: Some(Actor { uid: 0, user: None, pid: None }),
             since: jiff::Timestamp::UNIX_EPOCH,
         });
-        assert_eq!(uses(&gpus, &[]), [DeviceUse::Reserved; 2]);
+        assert_eq!(uses(&gpus, &[], &[]), [DeviceUse::Reserved; 2]);
         gpus[0].cordons.clear();
         gpus[0].processes_known = false;
-        assert_eq!(uses(&gpus, &[]), [DeviceUse::Reserved; 2]);
+        assert_eq!(uses(&gpus, &[], &[]), [DeviceUse::Reserved; 2]);
         gpus[0].processes_known = true;
         gpus[0].mig.as_mut().unwrap().instances[0].compute.clear();
-        assert_eq!(uses(&gpus, &[]), [DeviceUse::Reserved, DeviceUse::Free]);
+        assert_eq!(uses(&gpus, &[], &[]), [DeviceUse::Reserved, DeviceUse::Free]);
         gpus[0].mode = Mode::Unmanaged;
         gpus[0].mig.as_mut().unwrap().enabled = false;
-        assert!(list(&gpus, &[]).is_empty());
+        assert!(list(&gpus, &[], &[]).is_empty());
     }
 }

@@ -1,5 +1,4 @@
-//! What is wrong with a file: where, what, and how to mend it. The config and mig-parted files are
-//! told of in the same form.
+//! Problems of a file: place, cause and fix. The config and mig-parted files use the same form.
 //!
 //! ```text
 //! /etc/gpush/config.toml:3:1: unknown key `libary` in [driver]
@@ -16,16 +15,16 @@ use std::{
 
 use gpush_api::{ApiError, Code};
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Bytes of the file that are meant.
+    /// The bytes of the file that it concerns.
     pub span: Range<usize>,
     /// What is wrong, without a full stop.
     pub message: String,
-    /// How to mend it.
+    /// The fix.
     pub hint: String,
-    /// Another place that has to do with it, and what is there.
+    /// A related place, with its description.
     pub also: Option<(Range<usize>, String)>,
 }
 
@@ -40,7 +39,7 @@ impl Problem {
     }
 }
 
-/// The text of a file; what is wrong with one that is no text points into its lossy form.
+/// Returns the text of a file. A problem of a file that is not UTF-8 refers to its lossy form.
 #[expect(clippy::result_large_err, reason = "once a file, and mostly not")]
 pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
     let utf16 = bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]);
@@ -73,7 +72,7 @@ pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
     Err((lossy, Problem::new(at..at + '\u{fffd}'.len_utf8(), what, hint(at))))
 }
 
-/// What kind of file is read.
+/// The kind of file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Document {
     /// gpushd's config.
@@ -82,7 +81,7 @@ pub enum Document {
     MigParted,
 }
 
-/// Everything that is wrong with one file; never nothing.
+/// All problems of one file; at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileErrors {
     document: Document,
@@ -102,7 +101,7 @@ pub struct Located {
     pub column: usize,
     /// What is wrong.
     pub message: String,
-    /// How to mend it.
+    /// The fix.
     pub hint: String,
 }
 
@@ -113,13 +112,13 @@ impl FileErrors {
         Self { document, path: path.to_owned(), text: text.to_owned(), problems }
     }
 
-    /// The problems in the order of the file.
+    /// Returns the problems in the order of the file.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// The problems with their lines and columns.
+    /// Returns the problems with their lines and columns.
     #[must_use]
     pub fn located(&self) -> Vec<Located> {
         self.problems
@@ -138,7 +137,7 @@ impl FileErrors {
     }
 }
 
-/// Longest part of a source line that is shown, in characters.
+/// Maximum length of a shown source line, in characters.
 const WIDEST: usize = 110;
 
 /// A span of the file in lines and columns.
@@ -147,7 +146,7 @@ struct Place<'a> {
     column: usize,
     /// The whole line, without its end.
     content: &'a str,
-    /// Characters that the span takes on this line; at least 1.
+    /// Characters of the span on this line; at least 1.
     width: usize,
 }
 
@@ -172,7 +171,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The part of the line that is shown, with the span's column in it from 0.
+    /// Returns the shown part of the line, and the span's column in it, from 0.
     fn window(&self) -> (String, usize) {
         let plain = |c: char| if c.is_control() { ' ' } else { c };
         let before = self.column - 1;

@@ -93,7 +93,7 @@ fn with_units(text: &str) -> Result<Duration, DurationError> {
     if !text.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase() || b == b'.') {
         return Err(DurationError::Malformed);
     }
-    // jiff's error for a number beyond its range has no type of its own.
+    // jiff's error for a number beyond its range has no separate type.
     let digits = text.split(|c: char| !c.is_ascii_digit()).map(str::len).max().unwrap_or(0);
     let error = if digits > 9 { DurationError::TooLong } else { DurationError::Malformed };
     let span: Span = text.parse().map_err(|_| error.clone())?;

@@ -1,13 +1,13 @@
-//! What one GPU offers: its profiles, where their instances may stand, and what they take.
+//! The geometry of one GPU: its profiles, their placements, and their resources.
 //!
-//! The figures are the driver's own (`api::GpuProfile`); this module only makes them quick to ask:
-//! spans become bit masks and engine counts become rows that can be summed. It is built once a
-//! reading and holds no rule about what fits beside what; those are in [`crate::plan`].
+//! The figures are the driver's own (`api::GpuProfile`); this module only prepares them for fast queries: spans
+//! become bit masks, and engine counts become rows that can be added. It is built once per reading. Rules about
+//! which instances fit together are in [`crate::plan`].
 
 use gpush_api::{ComputeProfile, Engines, GpuProfile, Placement};
 use gpush_geometry::Model;
 
-/// Most GPU instances on one GPU, and most compute instances in one GPU instance (NVML).
+/// Maximum number of GPU instances on one GPU, and of compute instances in one GPU instance (NVML).
 pub const MOST_INSTANCES: usize = 8;
 
 /// Kinds of engine, in the order of the rows that [`engine_row`] makes.
@@ -16,7 +16,7 @@ pub const ENGINES: [&str; 5] = ["copy", "decoder", "encoder", "jpeg", "ofa"];
 /// Engine counts in the order of [`ENGINES`].
 pub type EngineRow = [u16; ENGINES.len()];
 
-/// Engine counts as a row.
+/// Returns engine counts as a row.
 #[must_use]
 pub fn engine_row(engines: Engines) -> EngineRow {
     [engines.copy, engines.decoder, engines.encoder, engines.jpeg, engines.ofa].map(u16::from)
@@ -29,10 +29,10 @@ pub struct Slices(u32);
 impl Slices {
     /// No slice.
     pub const NONE: Self = Self(0);
-    /// Every slice there can be.
+    /// Every possible slice.
     pub const ALL: Self = Self(u32::MAX);
 
-    /// The slices of a span. What lies past slice 31 is cut off: no part has that many.
+    /// Returns the slices of a span. Slices beyond 31 are cut off: no part has that many.
     #[must_use]
     pub fn of(span: Placement) -> Self {
         let up_to = |slice: u32| if slice >= u32::BITS { u32::MAX } else { (1 << slice) - 1 };
@@ -40,30 +40,30 @@ impl Slices {
         Self(up_to(start + u32::from(span.size)) & !up_to(start))
     }
 
-    /// Whether both have a slice in common.
+    /// Returns whether both have a slice in common.
     #[must_use]
     pub fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// Both together.
+    /// Returns the union.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
-/// A place where an instance of some profile may stand.
+/// A possible place of an instance of some profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spot {
-    /// As the driver says it.
+    /// In the driver's form.
     pub placement: Placement,
     /// The same as a set.
     pub slices: Slices,
 }
 
 impl Spot {
-    /// The spot at a placement.
+    /// Returns the spot at a placement.
     #[must_use]
     pub fn at(placement: Placement) -> Self {
         Self { placement, slices: Slices::of(placement) }
@@ -75,10 +75,10 @@ impl Spot {
 pub struct Compute {
     /// The driver's description.
     pub profile: ComputeProfile,
-    /// Where it may stand, by start.
+    /// Possible places, by start.
     pub spots: Vec<Spot>,
-    /// Whether the driver has told its placements; if not, placing it is left to the driver and
-    /// `spots` are a guess.
+    /// Whether the driver reports its placements. If not, the driver chooses the placement and `spots` are a
+    /// guess.
     pub placeable: bool,
 }
 
@@ -87,25 +87,25 @@ pub struct Compute {
 pub struct Profile {
     /// The driver's description.
     pub profile: GpuProfile,
-    /// Where it may stand, by start.
+    /// Possible places, by start.
     pub spots: Vec<Spot>,
-    /// Engines that one instance takes.
+    /// Engines of one instance.
     pub engines: EngineRow,
     /// Compute instance profiles in it.
     pub compute: Vec<Compute>,
 }
 
 impl Profile {
-    /// The compute instance profile with this id.
+    /// Returns the compute instance profile with this id.
     #[must_use]
     pub fn compute(&self, id: u32) -> Option<&Compute> {
         self.compute.iter().find(|c| c.profile.id == id)
     }
 
-    /// The compute instance profile that `Nc.PROFILE` means, where N is `slices`.
+    /// Returns the compute instance profile of `Nc.PROFILE`, where N is `slices`.
     ///
     /// Several profiles can have the same number of slices: a double-memory `1g.20gb` offers `1c.1g.20gb` and
-    /// `1g.20gb` from Hopper on. The name decides; where no profile has it, the number of slices does.
+    /// `1g.20gb` from Hopper on. The name decides; if no profile has it, the number of slices does.
     #[must_use]
     pub fn compute_of(&self, slices: u8) -> Option<&Compute> {
         let name = format!("{slices}c.{}", self.profile.name);
@@ -116,8 +116,8 @@ impl Profile {
         })
     }
 
-    /// The compute instance profile that takes all of the GPU instance: the one of the same name, else the one
-    /// with as many slices and most streaming multiprocessors.
+    /// Returns the compute instance profile that occupies the whole GPU instance: the one with the same name,
+    /// else the one with as many slices and the most streaming multiprocessors.
     #[must_use]
     pub fn whole(&self) -> Option<&Compute> {
         self.compute.iter().find(|c| c.profile.name == self.profile.name).or_else(|| {
@@ -126,14 +126,14 @@ impl Profile {
         })
     }
 
-    /// Memory slices of the smallest spot.
+    /// Returns the memory slices of the smallest spot.
     #[must_use]
     pub fn memory_slices(&self) -> u32 {
         self.spots.iter().map(|s| u32::from(s.placement.size)).min().unwrap_or(0)
     }
 }
 
-/// What one GPU offers.
+/// The geometry of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Geometry {
     /// Profiles in the driver's order.
@@ -142,14 +142,14 @@ pub struct Geometry {
     pub memory_slices: u8,
     /// Compute slices of the part.
     pub compute_slices: u8,
-    /// Engines of the part. No driver tells them: they are the most that instances of one profile
-    /// may take together.
+    /// Engines of the part. Drivers do not report them: they are computed as the maximum over the profiles of
+    /// what all instances of one profile use.
     pub engines: EngineRow,
 }
 
 impl Geometry {
-    /// The geometry of a GPU whose driver describes these profiles. Placements past the part's
-    /// memory slices are left out.
+    /// Creates the geometry from the driver's profiles. Placements beyond the part's memory slices are left
+    /// out.
     #[must_use]
     pub fn new(profiles: &[GpuProfile], memory_slices: u8, compute_slices: u8) -> Self {
         let profiles: Vec<Profile> = profiles.iter().map(|p| profile(p, memory_slices)).collect();
@@ -162,19 +162,19 @@ impl Geometry {
         Self { profiles, memory_slices, compute_slices, engines }
     }
 
-    /// The geometry of a model of the geometry file, for planning without hardware.
+    /// Creates the geometry of a model in the geometry file, for planning without hardware.
     #[must_use]
     pub fn of_model(model: &Model) -> Self {
         Self::new(&profiles_of_model(model), model.memory_slices, model.compute_slices)
     }
 
-    /// The profile with this name, such as `3g.40gb`.
+    /// Returns the profile with this name, such as `3g.40gb`.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<&Profile> {
         self.profiles.iter().find(|p| p.profile.name == name)
     }
 
-    /// The profile with this driver id.
+    /// Returns the profile with this driver id.
     #[must_use]
     pub fn profile(&self, id: u32) -> Option<&Profile> {
         self.profiles.iter().find(|p| p.profile.id == id)
@@ -206,7 +206,7 @@ fn compute(profile: ComputeProfile) -> Compute {
     Compute { profile, spots, placeable }
 }
 
-/// The profiles of a model as its driver would describe them.
+/// Returns the profiles of a model as its driver would describe them.
 #[must_use]
 pub fn profiles_of_model(model: &Model) -> Vec<GpuProfile> {
     let spans = |spans: &[(u8, u8)]| spans.iter().map(|&(start, size)| Placement { start, size }).collect();
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_engines_of_a_part_are_those_of_its_whole_profile() {
+    fn engines_of_a_part_are_those_of_its_whole_profile() {
         for key in gpush_geometry::KEYS {
             let model = gpush_geometry::model(key).unwrap();
             let geometry = Geometry::of_model(&model);

@@ -1,22 +1,24 @@
-//! Who stands in the way of a reset: processes that have a GPU open, judged and put into words.
+//! Processes that block a reset because they have a GPU open: classification and messages.
 //!
-//! A service that the config lets gpushd stop is no obstacle. Any other holder is, and is named with
-//! what to do about it, which differs: a monitor is stopped lightly, a kubelet is not.
+//! A service that the config permits gpushd to stop does not block. Any other holder does, and the message
+//! names it with a remedy, which differs: stopping a monitor is harmless, stopping a kubelet is not.
 
-use gpush_api::{ApiError, Code, Holder};
+use gpush_api::{ApiError, Code, Holder, LeaseUse};
 
-/// What to do about a service that holds a GPU.
+use crate::lease::usage;
+
+/// The remedy for a service that holds a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It may be stopped for a moment and started again.
+    /// It may be stopped and started again.
     Stop,
-    /// It runs other people's work.
+    /// It runs other users' work.
     Drain,
     /// It is the host's display.
     Display,
 }
 
-/// Services that are known to keep GPUs open.
+/// Services known to keep GPUs open.
 const KNOWN: &[(&str, Way)] = &[
     ("nvidia-dcgm", Way::Stop),
     ("dcgm", Way::Stop),
@@ -38,17 +40,17 @@ const KNOWN: &[(&str, Way)] = &[
     ("xdm", Way::Display),
 ];
 
-/// The service that looks after a host's NVSwitches. It has part in resets: it is not in their way.
+/// The service that manages a host's NVSwitches. It takes part in resets and does not block them.
 pub const FABRIC_MANAGER: &str = "nvidia-fabricmanager";
 
-/// Those that stay in the way when `stopped` services are stopped.
+/// Returns the holders that still block when `stopped` services are stopped.
 #[must_use]
 pub fn obstacles(found: Vec<Holder>, stopped: &[String]) -> Vec<Holder> {
     let stopped = |holder: &Holder| holder.service.as_deref().is_some_and(|service| names(stopped, service));
     found.into_iter().filter(|holder| !stopped(holder) && !is_fabric_manager(holder)).collect()
 }
 
-/// Whether a list of services, as a config has them, names one.
+/// Returns whether a list of services, as in a config, contains one.
 #[must_use]
 pub fn names(services: &[String], service: &str) -> bool {
     services.iter().any(|name| name.strip_suffix(".service").unwrap_or(name) == service)
@@ -58,11 +60,12 @@ fn is_fabric_manager(holder: &Holder) -> bool {
     holder.uid == Some(0) && holder.service.as_deref() == Some(FABRIC_MANAGER)
 }
 
-/// The refusal of a change of MIG mode that these are in the way of. `gpu` is how the sentence
-/// names the GPU.
+/// Returns the error for a change of MIG mode that these processes and leases block. `gpu` is the GPU's name in the
+/// sentence.
 #[must_use]
-pub fn explain(gpu: &str, holders: &[Holder]) -> ApiError {
+pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
     let mut error = ApiError::new(Code::Blocked, format!("MIG mode of {gpu} can't be changed while it is in use"));
+    error.causes.extend(leases.iter().map(|lease| format!("held by {lease}")));
     error.causes.extend(holders.iter().map(|holder| format!("held by {}", words(holder))));
     let services: Vec<&str> = holders.iter().filter_map(|holder| holder.service.as_deref()).collect();
     let with = |way: Way| KNOWN.iter().filter(move |(_, of)| *of == way).map(|(name, _)| *name);
@@ -71,7 +74,7 @@ pub fn explain(gpu: &str, holders: &[Holder]) -> ApiError {
         with(Way::Stop).filter(|name| services.contains(name)).map(|name| format!("\"{name}\"")).collect();
     stops.sort();
     let known = |holder: &Holder| holder.service.as_deref().is_some_and(|s| KNOWN.iter().any(|(name, _)| *name == s));
-    let mut hints = Vec::new();
+    let mut hints: Vec<String> = usage::hint(leases).into_iter().collect();
     if !stops.is_empty() {
         hints.push(format!("let gpushd stop and start: services = [{}] under [mode_change]", stops.join(", ")));
     }
@@ -94,6 +97,10 @@ pub fn words(holder: &Holder) -> String {
     let devices = (!holder.devices.is_empty()).then(|| holder.devices.join(" "));
     let parts = [holder.user.clone(), holder.command.clone(), service, devices];
     let about: Vec<String> = parts.into_iter().flatten().collect();
+    // A lease without processes has no pid, and its words as the command.
+    if let (None, Some(lease)) = (holder.pid, &holder.command) {
+        return lease.clone();
+    }
     let who = holder.pid.map_or_else(|| "a process".to_owned(), |pid| format!("pid {pid}"));
     if about.is_empty() { who } else { format!("{who} ({})", about.join(", ")) }
 }
@@ -114,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_stopped_is_no_obstacle_and_the_rest_is_named_with_its_way_out() {
+    fn stoppable_services_do_not_block_and_others_get_hints() {
         let all = vec![
             holder(1, "nv-hostengine", Some("nvidia-dcgm")),
             holder(2, "nv-fabricmanager", Some("nvidia-fabricmanager")),
@@ -124,7 +131,7 @@ mod tests {
         assert_eq!(left.iter().map(|h| h.pid).collect::<Vec<_>>(), [Some(3)], "resets go through the fabric manager");
         let users = Holder { uid: Some(1000), ..all[1].clone() };
         assert_eq!(obstacles(vec![users], &[]).len(), 1, "only root's is one");
-        let error = explain("GPU 0", &all);
+        let error = explain("GPU 0", &all, &[]);
         assert_eq!(error.code, Code::Blocked);
         assert_eq!(error.causes[2], "held by pid 3 (root, python train.py, /dev/nvidia0)");
         assert_eq!(error.causes[0], "held by pid 1 (root, nv-hostengine, service nvidia-dcgm, /dev/nvidia0)");
@@ -132,6 +139,6 @@ mod tests {
         for part in ["services = [\"nvidia-dcgm\"]", "end these processes"] {
             assert!(hint.contains(part), "{hint}");
         }
-        assert!(!explain("GPU 0", &all[..1]).hint.unwrap().contains("end these"));
+        assert!(!explain("GPU 0", &all[..1], &[]).hint.unwrap().contains("end these"));
     }
 }

@@ -1,11 +1,11 @@
-//! Layouts: the instances that a MIG GPU shall have, as people write them.
+//! Layouts: the desired instances of a MIG GPU, as users write them.
 //!
 //! ```text
 //! layout  = entry {"," entry}            or a list of such strings, or the reserved word `none`
 //! entry   = [Nc.]PROFILE[@START][*COUNT][:mps]      @START and *COUNT in either order
 //! PROFILE = <slices>g.<memory>gb[+suffix|-suffix]
 //!
-//! 3g.40gb          one GPU instance with one compute instance that takes all of it
+//! 3g.40gb          one GPU instance with one compute instance for the whole
 //! 1g.10gb*2        two of them
 //! 1g.10gb@4        one that starts at memory slice 4
 //! 1c.3g.40gb*3     three one-slice compute instances, packed into as few 3g.40gb as hold them
@@ -14,11 +14,10 @@
 //! none             no instance at all
 //! ```
 //!
-//! Case does not matter and the canonical form is lower case. Whether a GPU *has* the profile is
-//! not asked here: that is the planner's question, per GPU. A text that is wrong is answered with
-//! the place in it and what was probably meant. A layout larger than any GPU could hold is
-//! refused here already ([`MOST_IN_ALL`], [`LONGEST`]): whoever may ask shall not cost more than
-//! the answer is worth.
+//! Case is ignored, and the canonical form is lower case. This module does not check whether a GPU *has* the
+//! profile: the planner does, for each GPU. An error names the place in the text and suggests a correction. A
+//! layout larger than any GPU is refused here ([`MOST_IN_ALL`], [`LONGEST`]), because any user may send one and
+//! it must not cost much.
 
 use std::fmt;
 
@@ -32,17 +31,17 @@ pub use grammar::LayoutError;
 /// The reserved word for the empty layout.
 pub const NONE: &str = "none";
 
-/// The reserved word for layouts made on demand by leases; not built yet.
+/// The reserved word for layouts whose instances are created on demand by leases. Only config rules have it.
 pub const DYNAMIC: &str = "dynamic";
 
-/// Most instances that one entry may ask for: no GPU holds more GPU instances.
+/// Maximum count of one entry: no GPU has more GPU instances.
 pub const MOST: u8 = 8;
 
-/// Most entries that a layout may have, and most instances of all its entries together: several
-/// times what any GPU holds (7 GPU instances, 8 compute instances in each).
+/// Maximum number of entries, and of instances in all entries together: several times what any GPU holds (7 GPU
+/// instances, 8 compute instances in each).
 pub const MOST_IN_ALL: usize = 64;
 
-/// Longest layout in bytes, all its texts together.
+/// Maximum length of a layout in bytes, all its texts together.
 pub const LONGEST: usize = 4096;
 
 /// How the MIG devices of an entry are shared.
@@ -56,19 +55,19 @@ pub enum Share {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Entry {
     /// Compute slices of the compute instance, as written: the 1 of `1c.3g.40gb`; `None` for the compute
-    /// instance that takes the whole GPU instance.
+    /// instance that occupies the whole GPU instance.
     pub compute_slices: Option<u8>,
     /// GPU instance profile, `3g.40gb`.
     pub profile: String,
-    /// Start in memory slices, when it is fixed.
+    /// Start in memory slices, if it is fixed.
     pub start: Option<u8>,
-    /// How many; at least 1.
+    /// Number of instances; at least 1.
     pub count: u8,
     /// Sharing of the MIG device.
     pub share: Option<Share>,
 }
 
-/// A layout; order matters only to people.
+/// A layout; the order has no effect.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Layout {
     /// Entries as written; empty only for the reserved layout `none`.
@@ -76,43 +75,43 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The reserved layout `none`: idle instances go, nothing is made.
+    /// Returns the reserved layout `none`: idle instances are destroyed, none is created.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Whether it is the reserved layout `none`.
+    /// Returns whether it is the reserved layout `none`.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Reads a layout from one comma-separated text.
+    /// Parses a layout from one comma-separated text.
     ///
     /// # Errors
-    /// The first thing that is wrong, with its place in the text.
+    /// The first problem, with its place in the text.
     pub fn parse(text: &str) -> Result<Self, LayoutError> {
         Self::parse_list(&[text])
     }
 
-    /// Reads a layout from a list of texts, each one entry or several with commas between.
+    /// Parses a layout from a list of texts, each with one or more entries separated by commas.
     ///
     /// # Errors
-    /// The first thing that is wrong, with the text it is in and its place there.
+    /// The first problem, with its text and its place there.
     pub fn parse_list<S: AsRef<str>>(texts: &[S]) -> Result<Self, LayoutError> {
         grammar::layout(texts).map_err(|mut errors| errors.swap_remove(0))
     }
 
-    /// As [`Layout::parse_list`], reporting everything that is wrong at once; never an empty list.
+    /// As [`Layout::parse_list`], but reports all problems at once; never an empty list.
     ///
     /// # Errors
-    /// All that is wrong, in order.
+    /// All problems, in order.
     pub fn parse_all<S: AsRef<str>>(texts: &[S]) -> Result<Self, Vec<LayoutError>> {
         grammar::layout(texts)
     }
 
-    /// Entries in canonical text, as the API shows them; `["none"]` for the reserved layout.
+    /// Returns the entries in canonical text, as the API shows them; `["none"]` for the reserved layout.
     #[must_use]
     pub fn canonical(&self) -> Vec<String> {
         if self.is_none() {
@@ -121,15 +120,15 @@ impl Layout {
         self.entries.iter().map(ToString::to_string).collect()
     }
 
-    /// The first entry that asks for a share of its MIG device.
+    /// Returns the first entry that shares its MIG device.
     #[must_use]
     pub fn shared(&self) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.share.is_some())
     }
 }
 
-/// What a text given for a layout means: the name of one, or entries. Names begin with a letter
-/// and hold no punctuation of entries, so the two never meet.
+/// Returns the meaning of a text given for a layout: a name, or entries. Names begin with a letter and contain
+/// no punctuation of entries, so there is no ambiguity.
 #[must_use]
 pub fn source_of(text: &str) -> LayoutSource {
     let text = text.trim();
@@ -140,7 +139,7 @@ pub fn source_of(text: &str) -> LayoutSource {
     }
 }
 
-/// Whether a text can be the name of a layout: a letter, then letters, digits, `-` and `_`.
+/// Returns whether a text can be the name of a layout: a letter, then letters, digits, `-` and `_`.
 #[must_use]
 pub fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic())

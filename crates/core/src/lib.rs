@@ -1,4 +1,4 @@
-//! The decisions of gpush, pure: no I/O, no async, no NVML.
+//! The decisions of gpush, as pure functions: no I/O, no async, no NVML.
 
 pub mod compute_policy;
 pub mod config;
@@ -8,6 +8,7 @@ pub mod diagnostic;
 pub mod duration;
 pub mod geometry;
 pub mod holders;
+pub mod isolation;
 pub mod layout;
 pub mod lease;
 pub mod nearest;

@@ -1,15 +1,16 @@
-//! What was probably meant: the known word nearest to one that was typed.
+//! Suggestions: the known words that are most similar to a typed one.
 //!
-//! Every error about a name offers the nearest ones that exist; the rule for "near" is the same
-//! for config keys, modes, layouts and profiles, so it lives here once.
+//! Every error about a name suggests the most similar existing ones. Config keys, modes, layouts and profiles
+//! share the same rule of similarity.
 
-/// The nearest of `known` to `word`, when one is near enough to be worth offering.
+/// Returns the word in `known` most similar to `word`, if one is similar enough.
 #[must_use]
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     nearest_few(word, known, 1).into_iter().next()
 }
 
-/// At most `most` of `known` that are near enough to `word`, nearest first, ties in given order.
+/// Returns at most `most` words of `known` that are similar to `word`, most similar first, ties in the given
+/// order.
 #[must_use]
 pub fn nearest_few<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, most: usize) -> Vec<&'a str> {
     let word = fold(word);
@@ -30,10 +31,10 @@ pub fn nearest_few<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, mos
     found.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
-/// Words longer than this are pasted text, not a slip of the finger.
+/// Longer words are pasted text, not typing errors.
 const LONGEST: usize = 64;
 
-/// Whether one is the beginning of the other, and more than a letter or two: `warning` for `warn`.
+/// Returns whether one is a prefix of the other, longer than a letter or two: `warning` for `warn`.
 fn abbreviates(a: &[char], b: &[char]) -> bool {
     a.len().min(b.len()) >= 3 && (a.starts_with(b) || b.starts_with(a))
 }
@@ -42,7 +43,7 @@ pub(crate) fn fold(word: &str) -> Vec<char> {
     word.chars().flat_map(char::to_lowercase).map(|c| if c == '-' { '_' } else { c }).collect()
 }
 
-/// Edits between two words: insertions, deletions, replacements, swaps of neighbours.
+/// Returns the edit distance of two words: insertions, deletions, replacements, swaps of neighbours.
 pub(crate) fn distance(a: &[char], b: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut above: Vec<usize> = (0..=b.len()).collect();
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slips_are_recognised() {
+    fn typing_errors_get_suggestions() {
         let keys = ["library", "read_ms", "change_s", "admin_groups"];
         for (typed, meant) in [
             ("libary", "library"),
@@ -79,14 +80,14 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_not_offered() {
+    fn dissimilar_words_are_not_suggested() {
         for typed in ["", "x", "colour", "reading_s", &"l".repeat(10_000)] {
             assert_eq!(nearest(typed, ["library", "read_ms"]), None, "{typed:.20}");
         }
     }
 
     #[test]
-    fn the_nearest_comes_first() {
+    fn most_similar_word_comes_first() {
         let profiles = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb"];
         assert_eq!(nearest_few("1g.12gb", profiles, 2), ["1g.10gb", "1g.20gb"]);
     }

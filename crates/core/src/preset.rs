@@ -1,9 +1,9 @@
-//! Hosts that are not here: named ones, and ones saved by `gpushctl gpu list --json`.
+//! Hosts for offline planning: presets, and hosts saved by `gpushctl gpu list --json`.
 //!
-//! `gpushctl mig plan` and `config check` answer for a machine that is not at hand. Its GPUs come
-//! from one of the presets that the simulator knows too, or from a file that a real host wrote.
-//! A preset GPU has MIG on and no instance, and an identity that no real GPU has: its UUID is
-//! `GPU-00000000-…`, so that an answer about a preset is never mistaken for one about a host.
+//! `gpushctl mig plan` and `config check` can answer for another machine. Its GPUs come from a preset, which
+//! the simulator has too, or from a file written on a real host. A preset GPU has MIG on, no instances, and a
+//! UUID of the form `GPU-00000000-…`, which no real GPU has, so that an answer about a preset is never mistaken
+//! for one about a host.
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use jiff::Timestamp;
 
 use crate::{nearest::nearest, quote::Quoted};
 
-/// Beginning of the UUID of every preset GPU.
+/// Prefix of the UUID of every preset GPU.
 pub const UUID_PREFIX: &str = "GPU-00000000-0000-0000-0000-";
 
-/// Names of all presets with what they are.
+/// Returns the names of all presets with their descriptions.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     PRESETS.iter().map(|preset| (preset.name, preset.about))
 }
 
-/// The GPUs of a preset.
+/// Returns the GPUs of a preset.
 ///
 /// # Errors
-/// No preset of that name; the error lists them.
+/// If there is no preset of that name; the error lists them.
 pub fn gpus(name: &str) -> Result<Vec<Gpu>, ApiError> {
     let Some(preset) = PRESETS.iter().find(|preset| preset.name.eq_ignore_ascii_case(name)) else {
         let known: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
@@ -70,7 +70,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         reasons: Vec::new(),
         mig: model.has_mig().then(|| Mig {
             enabled: true,
-            pending: true,
+            reset_pending: false,
             memory_slices: model.memory_slices,
             compute_slices: model.compute_slices,
             instances: Vec::new(),
@@ -79,24 +79,26 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         compute_mode: None,
         timeslice: None,
         nvlink: None,
+        sensors: gpush_api::Sensors::default(),
         processes: Vec::new(),
         cordons: Vec::new(),
+        leases: Vec::new(),
         processes_known: true,
         observed_at: Timestamp::UNIX_EPOCH,
         stale: false,
     }
 }
 
-/// Product name as the driver would tell it: that of the model's first board.
+/// Returns the product name that the driver would report: that of the model's first board.
 fn product(model: &Model) -> String {
     model.boards.first().map_or(&model.product, |board| &board.product).clone()
 }
 
-/// The API's name of a generation in the geometry data.
+/// Converts an architecture of the geometry data to the API's.
 #[must_use]
 pub fn architecture(of: gpush_geometry::Architecture) -> Architecture {
     match of {
-        // Of those before Volta all are one to us.
+        // The API does not distinguish architectures before Volta.
         gpush_geometry::Architecture::Pascal => Architecture::Legacy,
         gpush_geometry::Architecture::Volta => Architecture::Volta,
         gpush_geometry::Architecture::Turing => Architecture::Turing,
@@ -107,7 +109,7 @@ pub fn architecture(of: gpush_geometry::Architecture) -> Architecture {
     }
 }
 
-/// A profile of the geometry data as a driver would describe it.
+/// Converts a profile of the geometry data to a driver's description.
 #[must_use]
 pub fn profile(of: &gpush_geometry::GpuProfile) -> GpuProfile {
     let engines = of.engines;
@@ -149,18 +151,18 @@ fn placements(of: &[(u8, u8)]) -> Vec<Placement> {
     of.iter().map(|&(start, size)| Placement { start, size }).collect()
 }
 
-/// Largest saved state that is read, in bytes: a thousand times what a host of 8 GPUs writes.
+/// Maximum size of a saved state, in bytes: a thousand times that of a host with 8 GPUs.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Reads what `gpushctl gpu list --json` (or `gpu show --json`) wrote on a host. `source` is the
-/// file's name, for errors.
+/// Reads the output of `gpushctl gpu list --json` (or `gpu show --json`) from a host. `source` is the file's
+/// name, for errors.
 ///
 /// # Errors
-/// It is not such a file, or what it says cannot be: nothing of it is used then.
+/// If the file has another format or impossible values; then none of it is used.
 pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
-    let again = "write it anew on the host with `gpushctl gpu list --json > FILE`";
+    let again = "write it again on the host with `gpushctl gpu list --json > FILE`";
     let wrong = |cause: String| {
-        ApiError::new(Code::BadRequest, format!("{source} is no saved state of a host")).cause(cause).hint(again)
+        ApiError::new(Code::BadRequest, format!("{source} is not a saved state of a host")).cause(cause).hint(again)
     };
     if bytes.len() > MOST_BYTES {
         return Err(wrong(format!("it has {} bytes, more than the {MOST_BYTES} that are read", bytes.len())));
@@ -187,7 +189,7 @@ pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
     Ok(gpus)
 }
 
-/// Refuses figures that no driver gives: the planner may rely on spans that end within the part.
+/// Refuses figures that no driver reports: the planner relies on spans that end within the part.
 fn possible(gpu: &Gpu) -> Result<(), String> {
     let Some(mig) = &gpu.mig else { return Ok(()) };
     if mig.profiles.is_empty() {
@@ -231,7 +233,7 @@ fn possible(gpu: &Gpu) -> Result<(), String> {
     Ok(())
 }
 
-/// More slices than any part has or will have soon; bounds what a saved file may claim.
+/// More slices than any present or likely part has; limits the values in a saved file.
 const MOST_SLICES: u8 = 64;
 
 #[cfg(test)]
@@ -256,14 +258,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_preset_lists_the_known_ones() {
+    fn unknown_preset_lists_known_ones() {
         let error = gpus("dgx-a10").unwrap_err();
         assert_eq!(error.hint.as_deref(), Some("did you mean `dgx-a100`?"));
         assert!(error.causes[0].contains("rtx-pro-6000x2"));
     }
 
     #[test]
-    fn what_was_saved_reads_back() {
+    fn saved_host_reads_back() {
         let host = gpus("mixed").unwrap();
         let text = serde_json::to_string_pretty(&host).unwrap();
         assert_eq!(saved(text.as_bytes(), "host.json").unwrap(), host);
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_host_is_refused() {
+    fn impossible_saved_host_is_refused() {
         let host = gpus("dgx-a100").unwrap();
         let changed = |change: &dyn Fn(&mut Vec<Gpu>)| {
             let mut host = host.clone();
@@ -299,7 +301,7 @@ mod tests {
         ];
         for (what, bytes, says) in &cases {
             let error = saved(bytes, "host.json").expect_err(what);
-            assert!(error.message.starts_with("host.json is no saved state"), "{what}");
+            assert!(error.message.starts_with("host.json is not a saved state"), "{what}");
             assert!(error.causes[0].contains(says), "{what}: {}", error.causes[0]);
             assert!(error.hint.is_some());
         }

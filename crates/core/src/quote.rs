@@ -1,16 +1,16 @@
-//! Text of others within messages of ours: in backticks, on one line, of bounded length.
+//! Foreign text in messages: in backticks, on one line, of limited length.
 //!
-//! What people typed is echoed in almost every error. What drives or deceives a terminal
-//! ([`gpush_api::text`]) must not reach one, nor a log, and a pasted page must not bury the message.
+//! Almost every error repeats the user's input. Characters that control or deceive a terminal
+//! ([`gpush_api::text`]) must not reach a terminal or a log, and long pasted text must not hide the message.
 
 use std::fmt;
 
 use gpush_api::text::is_plain;
 
-/// Longest echo in characters.
+/// Maximum length in characters.
 const MOST: usize = 80;
 
-/// Shows a text in backticks, what is not plain escaped, cut at 80 characters.
+/// Shows a text in backticks, with special characters escaped, cut at 80 characters.
 #[derive(Debug, Clone, Copy)]
 pub struct Quoted<'a>(pub &'a str);
 
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_of_a_terminal_gets_through() {
+    fn terminal_controls_are_escaped() {
         assert_eq!(Quoted("a\u{1b}[31m\n").to_string(), "`a\\u{1b}[31m\\u{a}`");
         assert_eq!(Quoted("a\u{202e}b").to_string(), "`a\\u{202e}b`");
         assert!(Quoted(&"x".repeat(5000)).to_string().chars().count() < 100);

@@ -1,14 +1,14 @@
-//! Refusals as errors: one sentence that names the GPU and the reason, and what to do next.
+//! Refusals as errors: one sentence with the GPU and the reason, and a hint.
 //!
-//! A refusal is data ([`gpush_api::Refusal`]), so that programs can act on it; this is the only
-//! place that puts it into words, for the agent and for `gpushctl` offline alike.
+//! A refusal is data ([`gpush_api::Refusal`]), so that programs can use it. Only this module converts it to
+//! text, for the agent and for `gpushctl` offline.
 
-use gpush_api::{ApiError, Blocker, Code, Process, Refusal};
+use gpush_api::{ApiError, Blocker, Code, LeaseUse, Process, Refusal};
 
-use crate::{holders, plan::Beside};
+use crate::{holders, lease::usage, plan::Beside};
 
-/// The error that a refusal is, for the GPU with this index. `gpu` is how the sentence names it,
-/// such as `GPU 0 (A100-SXM4-80GB)`.
+/// Returns the error of a refusal, for the GPU with this index. `gpu` is its name in the sentence, such as `GPU
+/// 0 (A100-SXM4-80GB)`.
 #[must_use]
 pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
     let profiles = format!("gpushctl mig profiles --gpu {index}");
@@ -32,10 +32,11 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
             ApiError::new(Code::LayoutImpossible, format!("on {gpu} the placements of {first} and {second} overlap"))
                 .hint(format!("leave out one @START, or see where each can be with `{profiles}`"))
         }
-        Refusal::TooMany { profile, wanted, most } => {
-            ApiError::new(Code::LayoutImpossible, format!("{gpu} holds at most {most} {profile}, {wanted} are wanted"))
-                .hint(format!("want at most {most}, or a smaller profile: `{profiles}`"))
-        }
+        Refusal::TooMany { profile, wanted, most } => ApiError::new(
+            Code::LayoutImpossible,
+            format!("{gpu} has room for at most {most} {profile}; the layout has {wanted}"),
+        )
+        .hint(format!("want at most {most}, or a smaller profile: `{profiles}`")),
         Refusal::TooManySlices { kind, wanted, have } => {
             ApiError::new(Code::LayoutImpossible, format!("the layout needs {wanted} {kind} slices, {gpu} has {have}"))
                 .hint(format!("want fewer or smaller instances: `{profiles}` shows the slices of each profile"))
@@ -57,7 +58,7 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         )
         .hint(format!("`{profiles}` shows the compute instances that a {profile} holds")),
         Refusal::Blocked { blockers } => blocked(gpu, index, blockers),
-        Refusal::Held { holders } => holders::explain(gpu, holders),
+        Refusal::Held { holders, leases } => holders::explain(gpu, holders, leases),
         Refusal::MigOff { .. } => in_a_guest(gpu, "on"),
         Refusal::MigOn { .. } => in_a_guest(gpu, "off"),
         Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} has no MIG"))
@@ -65,37 +66,37 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
     }
 }
 
-/// How a lost GPU may come back.
+/// Returns how a lost GPU can be recovered.
 #[must_use]
 pub fn of_a_lost_one(uuid: &str) -> String {
     format!("see when with `dmesg | grep -i xid`; then `gpushctl gpu reset {uuid}`, or reboot the host")
 }
 
-/// The error that a previous layout is which is only partly back. `gpu` is how the sentence names
-/// the GPU.
+/// Returns the error about a previous layout that is restored only in part. `gpu` is the GPU's name in the
+/// sentence.
 #[must_use]
 pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
     let missing: Vec<String> = beside.missing.iter().map(|missing| missing.what.clone()).collect();
     let but = if missing.is_empty() {
-        "with more than it had".to_owned()
+        "with additional instances".to_owned()
     } else {
         format!("without {}", list(&counted(&missing), "and"))
     };
-    let mut error = ApiError::new(Code::Blocked, format!("{gpu}: the previous layout is back {but}"));
+    let mut error = ApiError::new(Code::Blocked, format!("{gpu}: the previous layout was restored {but}"));
     for blocker in &beside.stays {
         error = error.cause(match blocker.holders.as_slice() {
             [] if beside.others.contains(&blocker.gi) => {
-                format!("{} stays: somebody else has made it meanwhile", instance(blocker))
+                format!("{} remains: another program created it in the meantime", instance(blocker))
             }
-            [] => format!("{} stays: it may be in use, by whom is not known", instance(blocker)),
-            _ => format!("{} stays: it is held by {}", instance(blocker), held_by(blocker, index)),
+            [] => format!("{} remains: it may be in use by a process that the driver does not list", instance(blocker)),
+            _ => format!("{} remains: it is in use by {}", instance(blocker), held_by(blocker, index)),
         });
     }
     for missing in &beside.missing {
         let behind = beside.stays.iter().filter(|blocker| missing.behind.contains(&blocker.placement));
         let behind: Vec<String> = behind.map(place).collect();
-        let verb = if behind.len() == 1 { "stands" } else { "stand" };
-        error = error.cause(format!("{} is not back: {} {verb} in its way", missing.what, list(&behind, "and")));
+        let verb = if behind.len() == 1 { "is" } else { "are" };
+        error = error.cause(format!("{} was not restored: {} {verb} in its place", missing.what, list(&behind, "and")));
     }
     let apply = format!("`gpushctl apply {index}`");
     match holders_of(&beside.stays).as_slice() {
@@ -106,11 +107,11 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
     }
 }
 
-/// A passed-through GPU can't be reset from within its virtual machine.
+/// A passed-through GPU cannot be reset from within its virtual machine.
 fn in_a_guest(gpu: &str, to: &str) -> ApiError {
-    let message = format!("MIG mode of {gpu} can't be switched {to} here: this is a virtual machine");
+    let message = format!("MIG mode of {gpu} cannot be switched {to} here: this host is a virtual machine");
     ApiError::new(Code::Unsupported, message)
-        .cause("the change needs a reset of the GPU, which a guest can't complete")
+        .cause("the change needs a GPU reset, which is not possible in a virtual machine")
         .hint("change the mode on the host of the virtual machine, before the GPU is passed through")
 }
 
@@ -119,46 +120,59 @@ fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
     let verb = if blockers.len() == 1 { "is" } else { "are" };
     let mut error = ApiError::new(
         Code::Blocked,
-        format!("the layout can't be applied on {gpu} while {} {verb} in use", list(&names, "and")),
+        format!("cannot apply the layout to {gpu}: {} {verb} in use", list(&names, "and")),
     )
     .retryable();
     for blocker in blockers {
         error = error.cause(format!("{} is held by {}", instance(blocker), held_by(blocker, index)));
     }
+    let mut leases: Vec<LeaseUse> = blockers.iter().flat_map(|blocker| blocker.leases.iter().cloned()).collect();
+    leases.sort_by_key(|lease| lease.id);
     let stop = holders_of(blockers);
-    if stop.is_empty() {
+    if let Some(hint) = usage::hint(&leases) {
+        error.hint(hint)
+    } else if stop.is_empty() {
         error.hint("see what uses the GPU with `gpushctl status`, wait for it to end, and try again")
     } else {
         error.hint(format!("stop {}, or wait for it to end, and try again", list(&stop, "and")))
     }
 }
 
-/// All holders, each once, as a hint names them: the causes say more.
+/// Returns all holders, each once, in the form for a hint: the causes have the details.
 fn holders_of(blockers: &[Blocker]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for process in blockers.iter().flat_map(|blocker| &blocker.holders) {
-        let name = process.pid.map_or_else(|| "whoever else uses it".to_owned(), |pid| format!("pid {pid}"));
+        let name = match (process.pid, &process.command) {
+            (Some(pid), _) => format!("pid {pid}"),
+            // A lease, which the cause names.
+            (None, Some(_)) => "the lease (`gpushctl lease revoke LEASE --reason TEXT --end`)".to_owned(),
+            (None, None) => "the other processes that use it".to_owned(),
+        };
         if !names.contains(&name) {
             names.push(name);
         }
     }
     names.sort_by_key(|name| !name.starts_with("pid"));
     if let [one] = names.as_mut_slice()
-        && !one.starts_with("pid")
+        && one.starts_with("whoever")
     {
         "what uses it".clone_into(one);
     }
     names
 }
 
-/// The holders of one; those who must not be named here are named elsewhere to those who may know.
+/// Returns the holders of one instance. If they are hidden from this caller, returns where permitted users can
+/// see them.
 fn held_by(blocker: &Blocker, index: u32) -> String {
     let (named, hidden): (Vec<&Process>, Vec<&Process>) = blocker.holders.iter().partition(|one| one.pid.is_some());
-    let mut holders: Vec<String> = named.into_iter().map(holder).collect();
-    if !hidden.is_empty() || holders.is_empty() {
+    let mut holders: Vec<String> = blocker.leases.iter().map(LeaseUse::to_string).collect();
+    holders.extend(named.into_iter().map(holder));
+    let leases: Vec<String> = hidden.iter().filter_map(|one| one.command.clone()).collect();
+    if hidden.len() > leases.len() || (holders.is_empty() && leases.is_empty()) {
         let whose = format!("`gpushctl gpu show {index}` names it to its owner and to administrators");
         holders.push(format!("a process ({whose})"));
     }
+    holders.extend(leases);
     list(&holders, "and")
 }
 
@@ -179,7 +193,7 @@ fn instance(blocker: &Blocker) -> String {
     }
 }
 
-/// A process that holds something: `pid 4711 (alice, python train.py)`, as far as it is known.
+/// Describes a process that holds an instance: `pid 4711 (alice, python train.py)`, as far as known.
 #[must_use]
 pub fn holder(process: &Process) -> String {
     let about: Vec<&str> = [process.user.as_deref(), process.command.as_deref()].into_iter().flatten().collect();
@@ -201,7 +215,7 @@ fn engine_name(engine: &str) -> &str {
     }
 }
 
-/// Equal words once, with their number: `2g.20gb*3`.
+/// Merges equal words with their number: `2g.20gb*3`.
 fn counted(words: &[String]) -> Vec<String> {
     let mut counts: Vec<(&String, u32)> = Vec::new();
     for word in words {

@@ -1,18 +1,17 @@
-//! Selectors: how people and config rules name GPUs.
+//! Selectors: names of GPUs for users and config rules.
 //!
 //! ```text
 //! 3                     index in this driver session
 //! 0-3                   indexes, both ends included
 //! all                   every GPU
-//! GPU-3ad1…             UUID, or the beginning of one when only one GPU has it
+//! GPU-3ad1…             UUID, or a prefix of one if it is unique
 //! 0000:07:00.0          PCI address; the domain and the function may be left out
 //! *A100*                product name, `*` and `?` as in a shell, case ignored
-//! A100-SXM4-80GB        product name in full, as `gpushctl status` shows it; `NVIDIA ` may stand before it
+//! A100-SXM4-80GB        product name in full, as `gpushctl status` shows it; the prefix `NVIDIA ` is optional
 //! ```
 //!
-//! The config is written for a host that may lose a GPU; so a selector of a rule that matches
-//! nothing is no error. A selector that a person types names something: there it is
-//! one, and it lists what the host has.
+//! A host may lose a GPU, so a rule's selector that matches nothing is not an error. In a command it is an
+//! error, which lists the host's GPUs.
 
 use std::{
     borrow::Borrow,
@@ -24,17 +23,17 @@ use gpush_api::{ApiError, Code, Gpu};
 
 use crate::quote::Quoted;
 
-/// Most selectors that are resolved at once: several for each GPU of the largest host.
+/// Maximum number of selectors in one request: several for each GPU of the largest host.
 pub const MOST: usize = 256;
 
-/// Which GPUs are meant.
+/// A selection of GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Selector {
     /// `all`
     All,
     /// Indexes, both ends included; one index is a range of one.
     Indexes(u32, u32),
-    /// `GPU-` and the beginning of a UUID in lower case, or all of it.
+    /// `GPU-` and a UUID or its prefix in lower case.
     Uuid(String),
     /// PCI address.
     Pci {
@@ -51,12 +50,12 @@ pub enum Selector {
     Model(String),
 }
 
-/// What is wrong with the text of a selector.
+/// A problem with the text of a selector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SelectorError {
     /// In one sentence without a full stop.
     pub message: String,
-    /// What to write instead.
+    /// The correction.
     pub hint: String,
 }
 
@@ -126,7 +125,7 @@ impl FromStr for Selector {
     }
 }
 
-/// Accepts the beginning of a UUID: hexadecimal digits with the hyphens where they belong.
+/// Parses a prefix of a UUID: hexadecimal digits with hyphens in the right places.
 fn uuid(rest: &str) -> Option<Selector> {
     let well = !rest.is_empty()
         && rest.len() <= 36
@@ -193,8 +192,8 @@ impl fmt::Display for Selector {
 }
 
 impl Selector {
-    /// Whether it names this GPU. The beginning of a UUID names every GPU that begins so: whether
-    /// that is one is asked by [`Selector::matching`].
+    /// Returns whether it matches this GPU. A UUID prefix matches every GPU with that prefix;
+    /// [`Selector::matching`] checks that there is only one.
     #[must_use]
     pub fn names(&self, gpu: &Gpu) -> bool {
         match self {
@@ -208,14 +207,14 @@ impl Selector {
         }
     }
 
-    /// Positions in `gpus` of those that it names; none when it is the beginning of several UUIDs.
+    /// Returns the positions in `gpus` of the GPUs that it matches; none if it is a prefix of several UUIDs.
     #[must_use]
     pub fn matching<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Vec<usize> {
         let found: Vec<usize> = (0..gpus.len()).filter(|at| self.names(gpus[*at].borrow())).collect();
         if matches!(self, Self::Uuid(_)) && found.len() > 1 { Vec::new() } else { found }
     }
 
-    /// The first index that it names and none of these GPUs has.
+    /// Returns the first index in it that no GPU has.
     #[must_use]
     pub fn absent<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Option<u32> {
         match self {
@@ -226,19 +225,18 @@ impl Selector {
         }
     }
 
-    /// Whether the beginning of a UUID is that of several of these GPUs.
+    /// Returns whether it is a prefix of several UUIDs.
     #[must_use]
     pub fn is_ambiguous<G: Borrow<Gpu>>(&self, gpus: &[G]) -> bool {
         matches!(self, Self::Uuid(_)) && gpus.iter().filter(|gpu| self.names((*gpu).borrow())).count() > 1
     }
 
-    /// Positions in `gpus`, ascending and without repetition, of those that the texts name
-    /// together. A text may hold several selectors with commas between.
+    /// Returns the positions in `gpus` that any of the texts matches, ascending and without repetition. A text
+    /// may contain several selectors separated by commas.
     ///
     /// # Errors
-    /// A text that is no selector, or that names no GPU of these; the error lists what there is.
-    /// More than [`MOST`] selectors: texts come from anybody who can reach the socket, and each
-    /// costs a look at every GPU.
+    /// A text that is not a selector, or that matches no GPU; the error lists the GPUs. Or more than [`MOST`]
+    /// selectors: any user of the socket can send texts, and each one is compared with every GPU.
     pub fn resolve<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Result<Vec<usize>, ApiError> {
         let count: usize = texts.iter().map(|text| 1 + text.as_ref().matches(',').count()).sum();
         if count > MOST {
@@ -258,7 +256,7 @@ impl Selector {
         Ok(found)
     }
 
-    /// The first index that the texts name and none of these GPUs has; texts that are no selectors are left out.
+    /// Returns the first index in the texts that no GPU has; ignores texts that are not selectors.
     #[must_use]
     pub fn first_absent<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Option<u32> {
         let parts = texts.iter().flat_map(|text| text.as_ref().split(','));
@@ -314,7 +312,7 @@ fn no_gpu(index: u32) -> String {
     format!("no GPU {index}")
 }
 
-/// What there is, in one sentence: runs of equal GPUs together.
+/// Lists the GPUs in one sentence, with runs of equal ones together.
 #[must_use]
 pub fn inventory<G: Borrow<Gpu>>(gpus: &[G]) -> String {
     let gpus: Vec<&Gpu> = gpus.iter().map(Borrow::borrow).collect();
@@ -345,8 +343,8 @@ pub fn inventory<G: Borrow<Gpu>>(gpus: &[G]) -> String {
     text
 }
 
-/// Whether a product name is meant. The maker's name, which most drivers write before it and people leave out,
-/// makes no difference.
+/// Returns whether a product name matches. The manufacturer's name at its beginning, which users omit, is
+/// optional.
 fn is_model(glob: &str, name: &str) -> bool {
     let bare = |text: &'_ str| text.strip_prefix("nvidia ").unwrap_or(text).to_owned();
     if glob.contains(['*', '?']) {
@@ -355,7 +353,8 @@ fn is_model(glob: &str, name: &str) -> bool {
     bare(glob) == bare(name)
 }
 
-/// Shell wildcards `*` and `?` over a whole text, in time proportional to the product of lengths.
+/// Matches shell wildcards `*` and `?` against a whole text, in time proportional to the product of the
+/// lengths.
 fn glob_matches(glob: &str, text: &str) -> bool {
     let glob: Vec<char> = glob.chars().collect();
     let text: Vec<char> = text.chars().collect();

@@ -1,14 +1,13 @@
-//! Which GPUs are kept as their rules of mode `timeslice` want them, and what is to be done for that.
+//! Which GPUs have time-slicing settings, and which changes they need.
 //!
 //! ```text
-//! rule of mode timeslice, GPU whole and at hand ──────► Keep: its level and compute mode are seen to
-//!    …, MIG mode on or coming ────────────────────────► Wait: drift says what is in the way
-//! any other rule, or none ────────────────────────────► LetGo: what was set for it goes back
-//! lost, unknown, held, changing, maintenance, stale ──► Wait: what is true of it is not known, or not ours
+//! rule of mode timeslice, GPU without MIG, usable ────► Keep: its level and compute mode are maintained
+//!    …, MIG mode on or pending ───────────────────────► Wait: drift names the obstacle
+//! any other rule, or none ────────────────────────────► LetGo: earlier settings are restored
+//! lost, unknown, held, changing, maintenance, stale ──► Wait: its state is unknown, or another change runs
 //! ```
 //!
-//! A cordon keeps new work off and is no reason to leave a GPU as it is: both settings reach only
-//! programs that start later.
+//! A cordon does not matter here: it blocks new work, and both settings affect only programs that start later.
 
 use gpush_api::{Gpu, GpuState, Mode, TimesliceLevel, TimeslicePolicy};
 
@@ -18,18 +17,18 @@ use crate::{
     desired::{self, Wish},
 };
 
-/// How a GPU is cared for.
+/// How gpushd treats a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Care {
-    /// It shall be as the policy says.
+    /// It must have the settings of the policy.
     Keep(TimeslicePolicy),
-    /// Nothing is touched now.
+    /// Nothing is changed now.
     Wait,
-    /// It is not shared by turns (any more).
+    /// It is not, or no longer, time-sliced.
     LetGo,
 }
 
-/// For each GPU, in order, how it is cared for.
+/// Returns how gpushd treats each GPU, in order.
 #[must_use]
 pub fn care(config: &Config, gpus: &[Gpu]) -> Vec<Care> {
     desired::wishes(config, gpus).into_iter().zip(gpus).map(|(wish, gpu)| of(wish, gpu)).collect()
@@ -50,20 +49,20 @@ fn of(wish: Wish, gpu: &Gpu) -> Care {
     }
 }
 
-/// What is to be done about a level.
+/// The next action for a level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// It is as it shall be.
+    /// It is as desired.
     Nothing,
-    /// It is this one, and is to be set.
+    /// It must be set to this level.
     Set(TimesliceLevel),
-    /// There are no levels.
+    /// The GPU does not support levels.
     Unsupported,
-    /// Why it is not known.
+    /// It is unknown, with the reason.
     Unknown(String),
 }
 
-/// What is to be done for a GPU of which nvidia-smi told this.
+/// Returns the next action for a GPU from nvidia-smi's output.
 #[must_use]
 pub fn next(wanted: TimesliceLevel, told: Option<&Told>) -> Next {
     match told {
@@ -71,7 +70,7 @@ pub fn next(wanted: TimesliceLevel, told: Option<&Told>) -> Next {
         Some(Told::Level(level)) => Next::Set(*level),
         Some(Told::Unsupported) => Next::Unsupported,
         Some(Told::Failed(why)) => Next::Unknown(format!("nvidia-smi says of it: {why}")),
-        None => Next::Unknown("nvidia-smi says nothing of it".to_owned()),
+        None => Next::Unknown("nvidia-smi does not report it".to_owned()),
     }
 }
 
@@ -87,23 +86,23 @@ mod tests {
     }
 
     const TURNS: &str = "[[gpu]]\nmatch = [\"0-3\"]\nmode = \"timeslice\"\n\
-        timeslice = { replicas = 4, level = \"long\", compute_mode = \"exclusive_process\" }\n\
+        timeslice = { replicas = 1, level = \"long\", compute_mode = \"exclusive_process\" }\n\
         [[gpu]]\nmatch = [\"4\"]\nmode = \"exclusive\"\n";
 
-    /// Eight GPUs with MIG mode off.
+    /// Returns eight GPUs with MIG mode off.
     fn whole() -> Vec<Gpu> {
         let mut gpus = preset::gpus("dgx-a100").unwrap();
         for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
-            (mig.enabled, mig.pending) = (false, false);
+            mig.set_mode(false, false);
         }
         gpus
     }
 
     #[test]
-    fn whole_gpus_at_hand_are_kept_and_others_let_go() {
+    fn usable_gpus_without_mig_are_kept_and_others_let_go() {
         let config = config(TURNS);
         let policy = TimeslicePolicy {
-            replicas: 4,
+            replicas: 1,
             level: TimesliceLevel::Long,
             compute_mode: Some(ComputeMode::ExclusiveProcess),
         };
@@ -113,7 +112,7 @@ mod tests {
         assert!(cares[4..].iter().all(|care| *care == Care::LetGo), "of another rule, and of none");
         for (enabled, pending) in [(true, true), (true, false), (false, true)] {
             let mig = gpus[0].mig.as_mut().unwrap();
-            (mig.enabled, mig.pending) = (enabled, pending);
+            mig.set_mode(enabled, pending);
             assert_eq!(care(&config, &gpus)[0], Care::Wait);
         }
         for (state, at_hand) in [
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_set() {
+    fn only_differing_levels_are_set() {
         let wanted = TimesliceLevel::Short;
         let next = |told: Option<Told>| next(wanted, told.as_ref());
         assert_eq!(next(Some(Told::Level(wanted))), Next::Nothing);
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_says_level_and_compute_mode_and_only_mig_while_it_is_cut() {
+    fn drift_names_level_and_compute_mode_or_only_mig() {
         let config = config(TURNS);
         let mut gpus = whole();
         let seen = |state, level| {
@@ -166,20 +165,20 @@ mod tests {
         assert_eq!(
             gpus[0].drift,
             [
-                "time-slice level is default, the config wants long",
-                "compute mode is DEFAULT, the config wants EXCLUSIVE_PROCESS"
+                "time-slice level is default, but the config says long",
+                "compute mode is DEFAULT, but the config says EXCLUSIVE_PROCESS"
             ]
         );
         assert!(gpus[1].drift.is_empty());
-        assert_eq!(gpus[2].drift, ["it has no time-slice levels, the config wants long"]);
+        assert_eq!(gpus[2].drift, ["the GPU has no time-slice levels, but the config says long"]);
         assert!(gpus[3].drift.is_empty(), "what is not known does not differ");
         let unread = gpus[3].timeslice.as_ref().unwrap();
-        assert_eq!((unread.state, unread.replicas, unread.wanted), (TimesliceState::Unknown, 4, TimesliceLevel::Long));
+        assert_eq!((unread.state, unread.replicas, unread.wanted), (TimesliceState::Unknown, 1, TimesliceLevel::Long));
         assert_eq!((&gpus[4].timeslice, &gpus[5].timeslice), (&None, &None));
         let mig = gpus[0].mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (true, true);
+        mig.set_mode(true, true);
         desired::describe_all(&config, &mut gpus);
-        assert_eq!(gpus[0].drift, ["MIG mode is on, mode timeslice wants the whole GPU"]);
+        assert_eq!(gpus[0].drift, ["MIG mode is on, but mode `timeslice` needs the whole GPU"]);
         let cut = gpus[0].timeslice.as_ref().unwrap();
         assert_eq!((cut.state, cut.level), (TimesliceState::Unknown, None));
         assert!(cut.reason.as_ref().unwrap().contains("MIG mode is on"));

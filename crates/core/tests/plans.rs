@@ -1,4 +1,4 @@
-//! Plans as people read them: what stands, what is wanted, and the steps in between.
+//! Plans as users read them: the present instances, the requested ones, and the steps.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -17,7 +17,7 @@ fn resolve(geometry: &Geometry, layout: &str) -> Target {
     Target::resolve(geometry, &Layout::parse(layout).unwrap()).unwrap()
 }
 
-/// What would stand on an empty GPU after a layout. Ids count up from 1.
+/// Returns the instances that a layout creates on an empty GPU. Ids count up from 1.
 fn standing(geometry: &Geometry, layout: &str) -> Vec<GpuInstance> {
     let plan = plan(geometry, &[], &resolve(geometry, layout)).unwrap();
     let mut instances: Vec<GpuInstance> = Vec::new();
@@ -79,7 +79,7 @@ fn text(plan: &Plan) -> String {
 }
 
 #[test]
-fn plans_read_well() {
+fn plans_as_users_read_them() {
     let cases = [
         ("a100-80", "none", "3g.40gb, 2g.20gb, 1g.10gb*2"),
         ("a100-80", "7g.80gb", "3g.40gb, 2g.20gb, 1g.10gb"),
@@ -114,9 +114,9 @@ fn double_memory_names_mean_different_compute_profiles() {
         target.instances.iter().map(|i| i.compute.iter().map(|c| c.profile_id).collect()).collect()
     };
     assert_eq!(ids("h100-80-sxm", "1g.20gb, 1c.1g.20gb"), [[7], [0]]);
-    // Two never share a GPU instance.
+    // Two of them never share a GPU instance.
     assert_eq!(ids("h100-80-sxm", "1c.1g.20gb*2"), [[0], [0]]);
-    // Before Hopper there is one profile: both names mean it.
+    // Before Hopper there is one profile, and both names mean it.
     assert_eq!(ids("a100-80", "1g.20gb, 1c.1g.20gb"), [[0], [0]]);
     assert_eq!(ids("h100-80-sxm", "1c.1g.10gb, 3c.3g.40gb"), [[0], [2]]);
 }
@@ -128,14 +128,14 @@ fn double_memory_instances_are_kept_by_their_own_name_only() {
     for (there, other) in [("1c.1g.20gb", "1g.20gb"), ("1g.20gb", "1c.1g.20gb")] {
         let mut instances = standing(&h100, &format!("{there}*4"));
         assert_eq!(entries(&instances)[0], format!("{there}@0"));
-        // In use and wanted by its own name, at any placement: nothing to do.
+        // In use and requested by its own name, at any placement: nothing to do.
         instances.iter_mut().for_each(|i| i.compute[0].processes.push(process()));
         for layout in [format!("{there}*4"), format!("{there}@6,{there}@2,{there}*2")] {
             assert_eq!(text(&plan(&h100, &instances, &resolve(&h100, &layout)).unwrap()), "keeps [1, 2, 3, 4]\n");
         }
         let exact = Layout::parse_list(&entries(&instances)).unwrap();
         assert!(plan(&h100, &instances, &Target::resolve(&h100, &exact).unwrap()).unwrap().steps.is_empty());
-        // Wanted by the other name: blocked while in use, replaced within its GPU instance when idle.
+        // Requested by the other name: blocked while in use, replaced within its GPU instance when idle.
         let target = resolve(&h100, &format!("{other}, {there}*3"));
         assert!(matches!(plan(&h100, &instances, &target), Err(Refusal::Blocked { blockers }) if blockers.len() == 1));
         instances[2].compute[0].processes.clear();
@@ -145,7 +145,7 @@ fn double_memory_instances_are_kept_by_their_own_name_only() {
 }
 
 #[test]
-fn packing_takes_as_few_gpu_instances_as_hold_them() {
+fn packing_uses_fewest_gpu_instances() {
     let geometry = geometry("a100-80");
     let packed = |layout: &str| -> Vec<Vec<String>> {
         let target = resolve(&geometry, layout);
@@ -153,9 +153,9 @@ fn packing_takes_as_few_gpu_instances_as_hold_them() {
     };
     assert_eq!(packed("1c.3g.40gb*3"), [["1c.3g.40gb"; 3]]);
     assert_eq!(packed("1c.3g.40gb*4"), [vec!["1c.3g.40gb"; 3], vec!["1c.3g.40gb"]]);
-    // First fit alone would open a third GPU instance, of which there are only two.
+    // First fit alone would need a third GPU instance, but only two fit.
     assert_eq!(packed("1c.3g.40gb*2, 2c.3g.40gb*2"), [["1c.3g.40gb", "2c.3g.40gb"]; 2]);
-    // Another start is another GPU instance; a whole one is not shared.
+    // Another start is another GPU instance; a compute instance for the whole shares none.
     assert_eq!(packed("1c.3g.40gb@0, 1c.3g.40gb@4").len(), 2);
     assert_eq!(packed("3c.3g.40gb, 1c.3g.40gb"), [["3g.40gb"], ["1c.3g.40gb"]]);
     // The order of the layout is kept.
@@ -167,7 +167,7 @@ fn packing_takes_as_few_gpu_instances_as_hold_them() {
 }
 
 #[test]
-fn a_gpu_instance_without_compute_instance_gets_one_in_place() {
+fn gpu_instance_without_ci_gets_one_in_place() {
     let geometry = geometry("a100-80");
     let mut bare = standing(&geometry, "3g.40gb@4");
     bare[0].compute.clear();
@@ -176,16 +176,17 @@ fn a_gpu_instance_without_compute_instance_gets_one_in_place() {
 }
 
 #[test]
-fn what_is_held_is_spared_even_at_a_higher_price() {
+fn held_instances_are_kept_even_at_higher_cost() {
     let geometry = geometry("a100-80");
     let instances = standing(&geometry, "3g.40gb@0, 1g.10gb@4, 1g.10gb@6");
     let target = resolve(&geometry, "3g.40gb@4");
-    // The 3g.40gb can't stay, and a lease changes nothing in that.
+    // The 3g.40gb cannot stay, with or without a lease.
     let mut holds = Holds::default();
     holds.add_gpu_instance(1);
     assert!(plan_around(&geometry, &instances, &target, &holds).is_ok());
 
-    // One of the two small ones has to go. Unheld, it is the one that leaves less room.
+    // One of the two small ones must be destroyed. Without holds, it is the one whose placement leaves less
+    // room.
     let target = resolve(&geometry, "4g.40gb, 1g.10gb");
     assert_eq!(plan(&geometry, &instances, &target).unwrap().keeps, [3]);
     let mut holds = Holds::default();
@@ -197,7 +198,7 @@ fn what_is_held_is_spared_even_at_a_higher_price() {
 }
 
 #[test]
-fn foreign_instances_occupy_their_place_and_go_when_idle() {
+fn foreign_instances_occupy_slices_and_go_when_idle() {
     let model = gpush_geometry::model("a100-80").unwrap();
     let all = Geometry::of_model(&model);
     let without_2g: Vec<_> = profiles_of_model(&model).into_iter().filter(|p| p.name != "2g.20gb").collect();
@@ -209,7 +210,7 @@ fn foreign_instances_occupy_their_place_and_go_when_idle() {
     let target = resolve(&geometry, "1g.10gb");
     let away = plan(&geometry, &instances, &target).unwrap();
     assert_eq!(text(&away), "keeps [2]\n  - CI 1/0 2g.20gb\n  - GI 1 2g.20gb 0:2\n");
-    // It can be made again by its id, where it was.
+    // It can be created again by its id, at its placement.
     let back = plan(&geometry, &instances[1..], &exact).unwrap();
     assert_eq!(text(&back), "keeps [2]\n  + GI 2g.20gb 0:2\n  + CI 2g.20gb 0:2 in 0:2\n");
 
@@ -219,7 +220,7 @@ fn foreign_instances_occupy_their_place_and_go_when_idle() {
 }
 
 #[test]
-fn where_the_driver_tells_no_placement_it_is_given_none() {
+fn driver_without_ci_placements_gets_none() {
     let geometry = geometry("a100-80");
     let mut instances = standing(&geometry, "1c.3g.40gb*2, 2g.20gb");
     for compute in instances.iter_mut().flat_map(|i| &mut i.compute) {
@@ -232,7 +233,7 @@ fn where_the_driver_tells_no_placement_it_is_given_none() {
     let exact = Target::of_instances(&geometry, &instances);
     assert!(plan(&geometry, &instances, &exact).unwrap().steps.is_empty());
 
-    // Nor where it has not said where a profile can be.
+    // The same if it has not reported the placements of a profile.
     let model = gpush_geometry::model("a100-80").unwrap();
     let mut bare = profiles_of_model(&model);
     bare.iter_mut().flat_map(|p| &mut p.compute).for_each(|c| c.placements.clear());
@@ -243,7 +244,7 @@ fn where_the_driver_tells_no_placement_it_is_given_none() {
 }
 
 #[test]
-fn a_compute_instance_that_takes_more_slots_than_foreseen_is_still_the_same() {
+fn ci_with_more_slots_than_expected_is_kept() {
     let geometry = geometry("a100-80");
     let mut instances = standing(&geometry, "3c.7g.80gb*2");
     for compute in &mut instances[0].compute {
@@ -254,7 +255,7 @@ fn a_compute_instance_that_takes_more_slots_than_foreseen_is_still_the_same() {
 }
 
 #[test]
-fn senseless_states_and_figures_are_survived() {
+fn impossible_states_and_figures_never_panic() {
     let geometry = geometry("a100-80");
     let mut instances = Vec::new();
     for n in 0..500_u32 {
@@ -273,7 +274,7 @@ fn senseless_states_and_figures_are_survived() {
     assert!(plan(&empty, &[], &Target::default()).unwrap().steps.is_empty());
     assert!(plan(&empty, &[], &resolve(&geometry, "7g.80gb")).is_err());
     assert!(Target::resolve(&empty, &Layout::parse("1g.10gb").unwrap()).is_err());
-    // Larger than the grammar lets through: the planner itself stands it too.
+    // Larger than the grammar permits: the planner itself handles it too.
     for (entry, count) in [("1c.3g.40gb*8", 40), ("1g.10gb*8", 200)] {
         let entries = vec![Layout::parse(entry).unwrap().entries.remove(0); count];
         assert!(Target::resolve(&geometry, &Layout { entries }).is_err(), "{entry}");
@@ -292,13 +293,13 @@ const LAYOUTS: [&str; 8] = [
 ];
 
 #[test]
-fn a_previous_layout_comes_back_beside_whatever_is_in_use() {
+fn previous_layout_is_restored_around_instances_in_use() {
     let a100 = geometry("a100-80");
     let (mut tried, mut whole) = (0, 0);
     for (before, now) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|now| (*before, now))) {
         let previous = standing(&a100, before);
         let count: usize = standing(&a100, now).iter().map(|i| i.compute.len()).sum();
-        // No compute instance in use, each alone, each two, and so on.
+        // Each subset of the compute instances is in use.
         for users in 0..1_u32 << count {
             let mut instances = standing(&a100, now);
             for (n, compute) in instances.iter_mut().flat_map(|i| &mut i.compute).enumerate() {
@@ -336,7 +337,7 @@ fn a_previous_layout_comes_back_beside_whatever_is_in_use() {
 }
 
 #[test]
-fn within_a_gpu_instance_that_was_there_before_only_what_is_in_use_stays() {
+fn only_cis_in_use_stay_in_a_previous_gpu_instance() {
     let a100 = geometry("a100-80");
     let previous = standing(&a100, "1c.3g.40gb*3");
     let mut now = standing(&a100, "1c.3g.40gb,2c.3g.40gb");
@@ -345,25 +346,25 @@ fn within_a_gpu_instance_that_was_there_before_only_what_is_in_use_stays() {
     let found = beside(&a100, &now, &previous, |_| false);
     assert_eq!((found.stays, found.missing), (Vec::new(), Vec::new()), "it is one of the three");
     assert_eq!(found.target.instances[0].compute.len(), 3);
-    // The larger one meets two of the three.
+    // The larger one overlaps with two of the three.
     now[0].compute[small].processes.clear();
     now[0].compute[1 - small].processes.push(process());
     let found = beside(&a100, &now, &previous, |_| false);
     assert_eq!((found.stays.len(), found.missing.len()), (1, 2), "{found:?}");
-    // Untouchable, it stays as it stands.
+    // If it is untouchable, it stays unchanged.
     let found = beside(&a100, &now, &previous, |_| true);
     assert_eq!(found.target.instances[0].compute.len(), 2, "{found:?}");
 }
 
 #[test]
-fn at_every_step_of_a_plan_what_stands_is_told_from_what_others_made() {
+fn foreign_instances_are_recognised_at_every_step() {
     let a100 = geometry("a100-80");
     let (mut states, mut found) = (0, 0);
     for (before, after) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|after| (*before, after))) {
         let previous = standing(&a100, before);
         let steps = plan(&a100, &previous, &resolve(&a100, after)).unwrap().steps;
         let end = outcome(&previous, &steps);
-        // Carried on from anywhere it comes to the same places.
+        // Continued from any step, it leads to the same placements.
         let pinned = Target::resolve(&a100, &Layout::parse_list(&entries(&end)).unwrap()).unwrap();
         for taken in 0..=steps.len() {
             let now = outcome(&previous, &steps[..taken]);
@@ -378,7 +379,7 @@ fn at_every_step_of_a_plan_what_stands_is_told_from_what_others_made() {
             if taken == steps.len() {
                 assert_eq!(rest, [], "{before} to {after}");
             }
-            // Whatever else somebody makes there is theirs.
+            // Instances that another program creates there are foreign.
             for layout in LAYOUTS {
                 for mut other in standing(&a100, layout) {
                     other.id = 77;
@@ -397,7 +398,7 @@ fn at_every_step_of_a_plan_what_stands_is_told_from_what_others_made() {
 }
 
 #[test]
-fn a_compute_instance_of_others_makes_its_gpu_instance_theirs() {
+fn foreign_ci_makes_its_gpu_instance_foreign() {
     let a100 = geometry("a100-80");
     let previous = standing(&a100, "1c.3g.40gb*3");
     let end = standing(&a100, "none");

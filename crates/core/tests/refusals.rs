@@ -1,4 +1,4 @@
-//! Every refusal, from the layout that provokes it to the words that people read.
+//! Every refusal, from the layout that causes it to the message.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -18,7 +18,7 @@ fn refuse(key: &str, layout: &str) -> Refusal {
     Target::resolve(&geometry(key), &Layout::parse(layout).unwrap()).unwrap_err()
 }
 
-/// `3g.40gb@4` with one compute instance that takes all of it.
+/// Returns `3g.40gb@4` with one compute instance for the whole.
 fn instance(geometry: &Geometry, id: u32, entry: &str) -> GpuInstance {
     let (name, start) = entry.split_once('@').unwrap();
     let profile = geometry.named(name).unwrap();
@@ -110,7 +110,7 @@ fn impossible_layouts_name_the_smallest_reason() {
 }
 
 #[test]
-fn what_blocks_is_named_with_its_holder() {
+fn blocking_instances_are_named_with_holders() {
     let geometry = geometry("a100-80");
     let target = |layout: &str| Target::resolve(&geometry, &Layout::parse(layout).unwrap()).unwrap();
     let standing = || vec![instance(&geometry, 1, "3g.40gb@0"), instance(&geometry, 2, "3g.40gb@4")];
@@ -160,7 +160,7 @@ fn what_blocks_is_named_with_its_holder() {
 }
 
 #[test]
-fn mode_refusals_say_the_way_out() {
+fn mode_refusals_have_hints() {
     let mut texts = String::new();
     for refusal in [Refusal::MigOff { reset_pending: false }, Refusal::MigOn { reset_pending: false }, Refusal::NoMig] {
         texts += &text(&explain(&refusal, 0, GPU));

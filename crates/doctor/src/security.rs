@@ -6,7 +6,7 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     let mut findings = Vec::new();
     match host.read("sys/fs/selinux/enforce").as_deref() {
         Some("1") => {
-            let message = "SELinux is enforcing, and gpush ships no policy of its own";
+            let message = "SELinux is enforcing, and gpush ships no SELinux policy";
             let hint =
                 "gpushd runs as unconfined_service_t; if something is denied, `ausearch -m avc -c gpushd` shows it";
             findings.push(Finding::warning(Area::Security, message, hint));

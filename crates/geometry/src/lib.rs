@@ -1,12 +1,12 @@
 //! MIG geometry as data: the profiles, placements and figures of each GPU model.
 //!
-//! Why it is a crate: the planner (`gpush-core`) and the simulated hardware (`silicon`) both
-//! need to know what an A100 offers, and each shall check the other. So they share these
-//! *figures* and nothing else: no rule about what fits beside what lives here.
+//! It is a separate crate because the planner (`gpush-core`) and the simulated hardware (`silicon`) both need
+//! the profiles of each model, and must check each other. So they share these *figures* and nothing else: this
+//! crate has no rule about which instances fit together.
 //!
-//! One JSON file a model under `models/`, one profile a line. Every row carries a confidence;
-//! figures that no public transcript shows are named in `estimated`. On a real host none of
-//! this is consulted: the driver says what the part offers.
+//! One JSON file per model under `models/`, one profile per line. Every row has a confidence; `estimated` names
+//! the figures that no public transcript shows. On a real host this data is not used: the driver reports the
+//! part's profiles.
 
 use serde::Deserialize;
 
@@ -14,7 +14,7 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Confidence {
-    /// Seen in a real nvidia-smi or NVML transcript, or in a table of NVIDIA's.
+    /// Seen in a real nvidia-smi or NVML transcript, or in one of NVIDIA's tables.
     Verified,
     /// Computed from verified rows or from the driver's published source.
     Derived,
@@ -26,7 +26,7 @@ pub enum Confidence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
-    /// Pascal: no MIG, and no MPS that could limit its clients.
+    /// Pascal: no MIG, and an MPS without limits for clients.
     Pascal,
     /// Volta: no MIG, no time-slice levels.
     Volta,
@@ -64,7 +64,7 @@ pub struct Board {
     pub device_id: String,
     /// Name of the board.
     pub name: String,
-    /// Product name, as the driver tells it: what a model glob of the config is matched with.
+    /// Product name as the driver reports it: the config's model globs are matched with it.
     pub product: String,
 }
 
@@ -75,7 +75,7 @@ pub struct ComputeProfile {
     pub name: String,
     /// Profile id that the driver reports.
     pub id: u32,
-    /// NVML enum index by which it is asked for.
+    /// NVML enum index for queries.
     pub index: u32,
     /// Compute slices.
     pub slices: u8,
@@ -89,10 +89,10 @@ pub struct ComputeProfile {
     pub confidence: Confidence,
 }
 
-/// A figure of a profile that another driver generation reports. Names, not sizes, identify a profile.
+/// A figure of a profile that another driver generation reports. Profiles are identified by name, not by size.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Variant {
-    /// Last driver branch that reports it, such as 470; `None` when the record does not tell the driver.
+    /// Last driver branch that reports it, such as 470; `None` if the record does not name the driver.
     #[serde(default)]
     pub until: Option<u32>,
     /// Frame buffer in MiB.
@@ -106,9 +106,9 @@ pub struct Variant {
 pub struct GpuProfile {
     /// Name, such as `3g.40gb` or `1g.10gb+me`.
     pub name: String,
-    /// Profile id that the driver reports: a fraction of the part, not a slice count.
+    /// Profile id that the driver reports. It denotes a fraction of the part, not a number of slices.
     pub id: u32,
-    /// NVML enum index by which it is asked for.
+    /// NVML enum index for queries.
     pub index: u32,
     /// Compute slices.
     pub slices: u8,
@@ -118,18 +118,18 @@ pub struct GpuProfile {
     pub memory_mib: u64,
     /// Streaming multiprocessors.
     pub sm: u32,
-    /// Engines that an instance takes.
+    /// Engines that an instance uses.
     pub engines: Engines,
-    /// Whether it can do graphics.
+    /// Whether it supports graphics.
     pub gfx: bool,
     /// Possible placements as (start, size) in memory slices.
     pub placements: Vec<(u8, u8)>,
     /// How well the row is known.
     pub confidence: Confidence,
-    /// Fields that no transcript shows: filled by proportion.
+    /// Fields that no transcript shows, estimated by proportion.
     #[serde(default)]
     pub estimated: Vec<String>,
-    /// What other driver generations report.
+    /// Figures from other driver generations.
     #[serde(default)]
     pub variants: Vec<Variant>,
     /// Compute instance profiles.
@@ -147,9 +147,9 @@ pub struct Model {
     pub architecture: Architecture,
     /// How well the model as a whole is known.
     pub confidence: Confidence,
-    /// Where the figures come from.
+    /// Source of the figures.
     pub source: String,
-    /// First Linux driver that knows the part.
+    /// First Linux driver that supports the part.
     pub min_driver: String,
     /// Compute slices; 0 on parts without MIG.
     pub compute_slices: u8,
@@ -169,7 +169,7 @@ pub struct Model {
 }
 
 impl GpuProfile {
-    /// Frame buffer in MiB that a driver of this branch reports.
+    /// Returns the frame buffer in MiB that a driver of this branch reports.
     #[must_use]
     pub fn memory_mib_under(&self, branch: u32) -> u64 {
         let reports = |variant: &&Variant| variant.until.is_some_and(|until| branch <= until);
@@ -179,7 +179,7 @@ impl GpuProfile {
 }
 
 impl Model {
-    /// Whether the part can be partitioned at all.
+    /// Returns whether the part supports MIG.
     #[must_use]
     pub fn has_mig(&self) -> bool {
         !self.gi_profiles.is_empty()
@@ -227,26 +227,26 @@ models![
     "l40s",
 ];
 
-/// The model with this key. Only its own file is parsed, so that a short-lived program pays for
-/// what it asks.
+/// Returns the model with this key. Parses only its own file, so that a short-lived program does no unnecessary
+/// work.
 #[must_use]
 pub fn model(key: &str) -> Option<Model> {
     text(key).and_then(|json| serde_json::from_str(json).ok())
 }
 
-/// A named host: what gpush knows to simulate, and to plan on offline.
+/// A named host, which gpush can simulate and plan on offline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preset {
     /// Name, such as `dgx-a100`.
     pub name: &'static str,
-    /// What it is, in a few words.
+    /// Description in a few words.
     pub about: &'static str,
     /// GPUs in order: model key and how many.
     pub gpus: &'static [(&'static str, u32)],
 }
 
-/// PCI bus of the GPU at this index of a preset, so that a host planned offline and the same host
-/// simulated have the same addresses. Up to 64 GPUs fit on one PCI domain.
+/// Returns the PCI bus of the GPU at this index of a preset, so that a host has the same addresses offline and
+/// simulated. One PCI domain has room for 64 GPUs.
 #[must_use]
 pub fn preset_bus(index: u32) -> u32 {
     7 + 3 * index
@@ -267,8 +267,8 @@ pub const PRESETS: &[Preset] = &[
     },
 ];
 
-/// Start slice of each GPU instance id, by chip variant: which physical slots a die lacks.
-/// JSON object: variant → group (`1g`, `2g`, `1g.rev2`, `3g`, `4g`, `7g`) → id → start.
+/// Start slice of each GPU instance id, by chip variant, which names the physical slots that a die lacks. JSON
+/// object: variant → group (`1g`, `2g`, `1g.rev2`, `3g`, `4g`, `7g`) → id → start.
 pub const GI_IDS: &str = include_str!("../gi-ids.json");
 
 /// Creation transcripts recorded on hardware: profiles in order, and the GPU instance ids that
@@ -303,7 +303,7 @@ mod tests {
         };
         let three = profile("a100-40", "3g.20gb");
         assert_eq!([450, 470, 525, 595].map(|branch| three.memory_mib_under(branch)), [20096, 20096, 19968, 19968]);
-        // A record without a driver is data, and decides nothing.
+        // A record without a driver is stored, but determines nothing.
         let one = profile("b200-180", "1g.23gb");
         assert_eq!((one.variants.len(), one.memory_mib_under(570)), (1, one.memory_mib));
     }
@@ -333,7 +333,7 @@ mod tests {
             match model.architecture {
                 Architecture::Hopper | Architecture::Blackwell => {
                     assert_eq!(offered, [(0, part), (7, whole)], "{key}");
-                    // An H100 PCIe has as few in both.
+                    // An H100 PCIe has equally few in both.
                     assert!(double.compute[0].sm <= double.compute[1].sm, "{key}");
                     models += 1;
                 }

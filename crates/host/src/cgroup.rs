@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! /user.slice/user-1000.slice/user@1000.service/app.slice/slurmstepd.scope/job_42
-//!  └──── slices ────────────┘ └─── unit ──────┘ └── the user's: says nothing ───┘
+//!  └──── slices ────────────┘ └─── unit ──────┘ └── the user's: ignored ────────┘
 //! /system.slice/slurmstepd.scope/job_42/step_0       Slurm, unified hierarchy; also NODE_slurmstepd.scope
 //! /slurm/uid_1000/job_42/step_0                      Slurm, other hierarchies; also slurm_NODE
 //! ```
@@ -24,7 +24,7 @@ const MOUNTS: &str = "/sys/fs/cgroup";
 /// Kinds of units that have processes.
 const KINDS: [&str; 5] = [".service", ".scope", ".socket", ".mount", ".swap"];
 
-/// What the cgroup of a process says.
+/// The unit and the job of a process, from its cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Membership {
     /// Path of the cgroup, cleaned for display.
@@ -67,7 +67,7 @@ impl Membership {
     }
 }
 
-/// Returns what the cgroup of a process says; `None` when it cannot be read.
+/// Returns the membership of a process; `None` when its cgroup cannot be read.
 pub fn of(pid: impl proc::AnyPid) -> Option<Membership> {
     Membership::parse(&proc::cgroups(pid)?)
 }
@@ -168,7 +168,7 @@ mod tests {
 
     /// A user may create all of these below the part that systemd delegated.
     #[test]
-    fn names_below_a_delegated_unit_say_nothing() {
+    fn names_below_a_delegated_unit_are_ignored() {
         const HOME: &str = "0::/user.slice/user-1000.slice/user@1000.service";
         for below in [
             "/app.slice/slurmstepd.scope/job_42",
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroup_in_a_directory_of_a_user_says_nothing() {
+    fn cgroup_in_a_users_directory_is_ignored() {
         for cgroups in ["0::/system.slice/slurmstepd.scope/job_42\n", "3:devices:/slurm/uid_1000/job_42\n"] {
             assert_eq!(parsed(cgroups, 1000), (None, None), "{cgroups}");
         }

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-/// Returns an error's message with those of its causes that it does not contain, separated by colons.
+/// Returns an error's message and the causes that it does not contain, separated by colons.
 #[must_use]
 pub fn in_full(error: &dyn Error) -> String {
     let mut text = error.to_string();

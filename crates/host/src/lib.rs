@@ -7,7 +7,7 @@
 //! | [`pidfd`] | a process held by its pidfd: signals and its end |
 //! | [`peer`] | the process at the other end of a Unix socket |
 //! | [`users`] | users and groups, from the name service |
-//! | [`identity`] | who runs a process, and what |
+//! | [`identity`] | user and command of a process |
 //! | [`device_files`] | processes that have a GPU's device node open |
 //! | [`error_chain`] | one line of text for an error with its causes |
 //! | [`cgroup`] | the systemd unit and the Slurm job of a process |

@@ -1,7 +1,7 @@
 //! Other managers of MIG layouts on the same host.
 //!
 //! The service nvidia-mig-manager applies its own layout at each boot, and destroys existing instances. Two managers
-//! would undo each other's layouts for ever. So gpushd changes no GPU while the other is enabled, and says how to choose.
+//! would undo each other's layouts again and again. So gpushd changes no GPU while the other is enabled, and says how to choose.
 //!
 //! The service counts when systemd starts it at boot or runs it now. Its directory, /etc/nvidia-mig-manager, stays when
 //! the service is disabled, and does not count.

@@ -48,7 +48,7 @@ pub enum LockError {
     },
 }
 
-/// The lock of a path, ours until dropped.
+/// The lock of a path, held until dropped.
 #[derive(Debug)]
 pub struct PathLock {
     _file: Flock<File>,

@@ -36,12 +36,12 @@ pub struct Peer {
     pub groups: Vec<u32>,
     /// Whether the process is in gpushd's own user and pid namespaces. Root of a container usually is not: there it may
     /// take any user id and group id. A container that shares both namespaces with the host (`--pid=host` without user
-    /// namespaces) cannot be told apart.
+    /// namespaces) cannot be distinguished.
     pub is_on_this_host: bool,
 }
 
 impl Peer {
-    /// Asks the kernel who is at the other end of a connected socket: one system call. Supplementary groups and
+    /// Reads the peer of a connected socket from the kernel, with one system call. Supplementary groups and
     /// namespaces are not known before [`Peer::identify`].
     ///
     /// # Errors

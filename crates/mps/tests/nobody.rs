@@ -10,7 +10,7 @@ use gpush_mps::protocol::{
 };
 
 #[tokio::test]
-async fn what_is_no_daemon_is_told_apart() {
+async fn listeners_that_are_not_daemons_are_distinguished() {
     let long = Duration::from_secs(10);
     let absent = Control::of(Path::new("/nonexistent")).daemon(long).await.unwrap_err();
     assert!(matches!(absent, ControlError::Session(SessionError::Absent { .. })), "{absent:?}");

@@ -1,11 +1,10 @@
-//! The NVIDIA driver as gpush uses it: a safe, complete MIG layer over NVML, and the worker
-//! process that runs it.
+//! The NVIDIA driver as gpush uses it: a safe, complete MIG layer over NVML, and the worker process that
+//! executes it.
 //!
-//! `driver` calls the library in the process that it is in. `worker` is the process that the
-//! agent keeps for that (`gpushd driver-worker`), `proto` what the two say to each other, and
-//! [`Hardware`] the agent's side: async, with deadlines, outliving crashes and hangs of the
-//! library. The library is whatever `libnvidia-ml.so.1` is given: a real driver's, or gpush's
-//! simulator, which is told apart by one extra exported symbol, `gpush_sim`.
+//! `driver` calls the library in its own process. `worker` is the agent's process for that (`gpushd
+//! driver-worker`), and `proto` their protocol. [`Hardware`] is the agent's side: async, with deadlines, and
+//! robust against crashes and hangs of the library. The library is any `libnvidia-ml.so.1`: a real driver's, or
+//! gpush's simulator, which exports one extra symbol, `gpush_sim`.
 
 pub mod driver;
 pub mod error;

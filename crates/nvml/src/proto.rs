@@ -1,9 +1,9 @@
-//! What the agent and its driver worker say to each other: typed frames over a socketpair.
+//! The protocol between the agent and its driver worker: typed frames over a socketpair.
 //!
-//! A frame is its length as a little-endian `u32` and that many bytes of JSON. The parent says
-//! [`ToWorker::Init`] first and once; the worker loads the library and answers with
-//! [`ToParent::Ready`]. Then calls and replies carry the call's number; replies come in any order
-//! between GPUs and in order within one.
+//! A frame is its length as a little-endian `u32` and that many bytes of JSON. The parent first sends
+//! [`ToWorker::Init`], once; the worker loads the library and answers with [`ToParent::Ready`]. Calls and
+//! replies then carry the call's number. Replies for one GPU arrive in order; those of different GPUs arrive in
+//! any order.
 //!
 //! ```text
 //! parent ── Init ──────────► worker        parent ◄── Ready(driver | why not) ── worker
@@ -27,7 +27,7 @@ use crate::{
 /// Largest frame in bytes. A reading of a GPU with all profiles is about 40 kB.
 pub const MAX_FRAME: usize = 16 << 20;
 
-/// A GPU as the parent knows it. The UUID counts; the other two only save the worker a search
+/// A GPU as known to the parent. The UUID identifies it; index and PCI address only spare the worker a search
 /// that would touch every GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuRef {
@@ -40,7 +40,7 @@ pub struct GpuRef {
 }
 
 impl GpuRef {
-    /// A GPU of which only the UUID is known.
+    /// Creates a reference from the UUID alone.
     pub fn new(uuid: impl Into<String>) -> Self {
         Self { uuid: uuid.into(), index: None, pci: None }
     }
@@ -57,12 +57,12 @@ pub enum Request {
     },
     /// Read one GPU.
     Read {
-        /// Which.
+        /// The GPU.
         gpu: GpuRef,
     },
     /// Create a GPU instance.
     CreateGpuInstance {
-        /// Where.
+        /// The GPU.
         gpu: GpuRef,
         /// Profile id, as the driver reports it.
         profile_id: u32,
@@ -71,7 +71,7 @@ pub enum Request {
     },
     /// Create a compute instance.
     CreateComputeInstance {
-        /// Where.
+        /// The GPU.
         gpu: GpuRef,
         /// GPU instance id.
         gi: u32,
@@ -82,7 +82,7 @@ pub enum Request {
     },
     /// Destroy a compute instance.
     DestroyComputeInstance {
-        /// Where.
+        /// The GPU.
         gpu: GpuRef,
         /// GPU instance id.
         gi: u32,
@@ -91,29 +91,29 @@ pub enum Request {
     },
     /// Destroy a GPU instance.
     DestroyGpuInstance {
-        /// Where.
+        /// The GPU.
         gpu: GpuRef,
         /// GPU instance id.
         gi: u32,
     },
     /// Switch MIG mode.
     SetMigMode {
-        /// Where.
+        /// The GPU.
         gpu: GpuRef,
-        /// Wanted.
+        /// Requested mode.
         enabled: bool,
     },
     /// Set the compute mode.
     SetComputeMode {
-        /// Where.
+        /// The GPU.
         gpu: GpuRef,
-        /// Wanted.
+        /// Requested mode.
         mode: ComputeMode,
     },
 }
 
 impl Request {
-    /// The GPU that it concerns; `None` for the host.
+    /// Returns its GPU; `None` for a call to the host.
     #[must_use]
     pub fn gpu(&self) -> Option<&GpuRef> {
         match self {
@@ -128,7 +128,7 @@ impl Request {
         }
     }
 
-    /// The same, to be amended with what is known of it by now.
+    /// Returns its GPU to update index and PCI address.
     pub fn gpu_mut(&mut self) -> Option<&mut GpuRef> {
         match self {
             Self::List { .. } => None,
@@ -142,7 +142,7 @@ impl Request {
         }
     }
 
-    /// Whether it changes the hardware.
+    /// Returns whether it changes the hardware.
     #[must_use]
     pub fn is_mutation(&self) -> bool {
         match self {
@@ -156,7 +156,7 @@ impl Request {
         }
     }
 
-    /// What it is called in errors and logs, when no NVML function is to blame.
+    /// Returns its name for errors and logs in which no NVML function failed.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -172,7 +172,7 @@ impl Request {
     }
 }
 
-/// What a call came to.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
@@ -184,11 +184,11 @@ pub enum Answer {
     GpuInstance(GpuInstance),
     /// To [`Request::CreateComputeInstance`]: the instance, read back.
     ComputeInstance(ComputeInstance),
-    /// To a destroy call: done, and no longer found.
+    /// To a destroy call: the instance is no longer found.
     Destroyed,
     /// To [`Request::SetMigMode`].
     Mode(ModeChange),
-    /// To [`Request::SetComputeMode`]: in force, read back.
+    /// To [`Request::SetComputeMode`]: effective, read back.
     ComputeModeSet,
 }
 
@@ -205,9 +205,9 @@ pub enum ToWorker {
     },
     /// A call.
     Call {
-        /// Number, unique within the parent's life.
+        /// Number, unique during the parent's lifetime.
         id: u64,
-        /// What to do.
+        /// The call itself.
         request: Request,
     },
 }
@@ -216,7 +216,7 @@ pub enum ToWorker {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToParent {
-    /// The library is loaded and initialised, or it can't be: then the worker ends by itself.
+    /// The library is initialised, or the reason why not; then the worker ends by itself.
     Ready(Result<Driver, DriverError>),
     /// To a call.
     Reply {
@@ -225,14 +225,14 @@ pub enum ToParent {
         /// Its result.
         result: Result<Answer, DriverError>,
     },
-    /// Unasked.
+    /// An event, which answers no call.
     Event(Event),
 }
 
-/// One frame as bytes.
+/// Returns one frame as bytes.
 ///
 /// # Errors
-/// When it is larger than [`MAX_FRAME`].
+/// If it is larger than [`MAX_FRAME`].
 pub fn encode<T: Serialize>(frame: &T) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; 4];
     serde_json::to_writer(&mut bytes, frame)?;
@@ -248,16 +248,16 @@ pub fn encode<T: Serialize>(frame: &T) -> io::Result<Vec<u8>> {
 /// Writes one frame.
 ///
 /// # Errors
-/// Those of the stream.
+/// Errors of the stream.
 pub fn write<T: Serialize>(stream: &mut impl Write, frame: &T) -> io::Result<()> {
     stream.write_all(&encode(frame)?)?;
     stream.flush()
 }
 
-/// Reads one frame; `None` when the other side has closed between two frames.
+/// Reads one frame; returns `None` if the other side closed between two frames.
 ///
 /// # Errors
-/// Those of the stream; a frame that is cut off, too large or of another shape.
+/// Errors of the stream; a truncated, oversized or invalid frame.
 pub fn read<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     let mut have = 0;
@@ -297,7 +297,7 @@ mod tests {
         ]
     }
 
-    /// Gives out one byte at a time, and an interruption before each.
+    /// A reader that returns one byte at a time, with an interruption before each.
     struct Dribble<'a>(&'a [u8], bool);
 
     impl Read for Dribble<'_> {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_arrive_whole_however_they_are_cut() {
+    fn frames_arrive_whole_in_any_pieces() {
         let mut bytes = Vec::new();
         for frame in frames() {
             write(&mut bytes, &frame).unwrap();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_off_frame_is_an_error_and_a_closed_stream_is_not() {
+    fn truncated_frame_is_an_error_and_closed_stream_is_not() {
         let bytes = encode(&frames()[0]).unwrap();
         assert!(read::<ToParent>(&mut &bytes[..0]).unwrap().is_none());
         for cut in 1..bytes.len() {
@@ -337,13 +337,13 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_reason_is_refused_before_anything_is_allocated() {
+    fn excessive_frame_length_is_refused_before_allocation() {
         let error = read::<ToParent>(&mut &[0xff; 8][..]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
-    fn what_changes_the_hardware_is_known_as_such() {
+    fn mutations_are_recognised() {
         let gpu = || GpuRef::new("GPU-1");
         let at = Placement { start: 0, size: 1 };
         let requests = [

@@ -1,26 +1,26 @@
-//! What the driver says about a GPU: everything of [`gpush_api::Gpu`] but policy.
+//! Readings of a GPU from the driver: everything in [`gpush_api::Gpu`] except policy.
 
-use gpush_api::{Architecture, ComputeMode, Memory, Mig, NvLink, Process};
+use gpush_api::{Architecture, ComputeMode, Memory, Mig, NvLink, Process, Sensors};
 use serde::{Deserialize, Serialize};
 
 use crate::error::DriverError;
 
-/// What a GPU is, whatever its state.
+/// The fixed properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Index in this driver session; shifts when a GPU is lost. Key things by `uuid`.
+    /// Index in this driver session. It shifts when a GPU is lost, so identify GPUs by `uuid`.
     pub index: u32,
     /// `GPU-<uuid>`.
     pub uuid: String,
     /// PCI address, `0000:07:00.0`.
     pub pci: String,
-    /// PCI device id and vendor as NVML packs them: 0x20b2_10de.
+    /// PCI device id and vendor as packed by NVML: 0x20b2_10de.
     pub pci_id: u32,
-    /// The same of the subsystem; `None` when the driver does not say.
+    /// The same for the subsystem; `None` if the driver does not report it.
     pub pci_subsystem: Option<u32>,
     /// Device minor number: `/dev/nvidia<minor>`.
     pub minor: u32,
-    /// Product name, as the driver tells it.
+    /// Product name, as the driver reports it.
     pub name: String,
     /// Generation.
     pub architecture: Architecture,
@@ -34,43 +34,46 @@ impl Identity {
     }
 }
 
-/// One GPU of the driver's enumeration. One that can't be read is listed all the same.
+/// One GPU of the driver's enumeration, including unreadable ones.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {
     /// Index in this driver session.
     pub index: u32,
-    /// What it is, or why that can't be told.
+    /// Its identity, or why it cannot be read.
     pub identity: Result<Identity, DriverError>,
 }
 
 /// A GPU as read from the driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reading {
-    /// What it is.
+    /// Its identity.
     pub identity: Identity,
     /// Memory of the whole GPU.
     pub memory: Memory,
-    /// MIG side, profiles included; `None` on parts without MIG.
+    /// MIG part, including profiles; `None` on parts without MIG.
     pub mig: Option<Mig>,
-    /// Who may make a CUDA context; `None` where the driver does not say.
+    /// Compute mode, which limits CUDA contexts; `None` if the driver does not report it.
     #[serde(default)]
     pub compute_mode: Option<ComputeMode>,
-    /// Where its NVLink ports lead; `None` when none leads anywhere, or the driver does not tell.
+    /// Peers of its NVLink ports; `None` if none has a peer, or the driver does not report them.
     #[serde(default)]
     pub nvlink: Option<NvLink>,
-    /// Processes on the GPU as a whole. Only pid, kind and memory are filled.
+    /// Utilization, temperature, power and ECC errors.
+    #[serde(default)]
+    pub sensors: Sensors,
+    /// Processes on the whole GPU, with pid, kind and memory only.
     pub processes: Vec<Process>,
-    /// Whether all process lists could be read. While it is false, what shows no process may be
-    /// in use all the same; the warnings say why.
+    /// Whether all process lists could be read. If false, a GPU without listed processes may still be in use;
+    /// the warnings give the reason.
     pub processes_known: bool,
-    /// What the row remapper has done; `None` on parts, or with drivers, that don't tell.
+    /// Row remapper counts; `None` on parts or drivers that do not report them.
     #[serde(default)]
     pub rows: Option<RemappedRows>,
-    /// The parts that could not be read.
+    /// The parts that cannot be read.
     pub warnings: Vec<Unread>,
 }
 
-/// A part of a reading that could not be read; the other parts are valid.
+/// A part of a reading that cannot be read; the other parts are valid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unread {
     /// Which part.
@@ -94,54 +97,54 @@ pub enum ReadingPart {
 }
 
 impl Unread {
-    /// A part that failed with this error.
+    /// Creates the warning for a part that failed with this error.
     pub(crate) fn new(part: ReadingPart, error: &impl std::fmt::Display) -> Self {
         Self { part, message: error.to_string() }
     }
 }
 
-/// Rows of memory that the GPU replaced by spare ones after ECC errors.
+/// Rows of memory that the GPU replaced by spare rows after ECC errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemappedRows {
     /// For correctable errors.
     pub correctable: u32,
     /// For uncorrectable errors.
     pub uncorrectable: u32,
-    /// A replacement waits for the next reset: until then the bad row is in use.
+    /// A replacement is pending until the next reset; until then the bad row is in use.
     pub pending: bool,
-    /// A row could not be replaced: the part is to be looked at.
+    /// A row could not be replaced: the hardware needs attention.
     pub failed: bool,
 }
 
-/// What became of a MIG mode change.
+/// The result of a MIG mode change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModeChange {
-    /// Mode in force, read back.
+    /// Current mode, read back.
     pub enabled: bool,
     /// Mode after the next reset, read back.
     pub pending: bool,
-    /// Why the driver could not put it in force although it returned success.
+    /// Why the mode did not change although the driver returned success.
     pub activation: Option<DriverError>,
 }
 
 impl ModeChange {
-    /// Whether `wanted` is in force, without a reset being due.
+    /// Returns whether the mode is `wanted`, with no reset pending.
     #[must_use]
     pub fn is(&self, wanted: bool) -> bool {
         self.enabled == wanted && self.pending == wanted
     }
 }
 
-/// Something that the driver reports by itself.
+/// An event reported by the driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// UUID of the GPU.
     pub uuid: String,
-    /// What happened.
+    /// Kind of event.
     pub kind: EventKind,
-    /// GPU instance concerned, when the driver names one.
+    /// The GPU instance, if the driver names one.
     pub gi: Option<u32>,
-    /// Compute instance concerned, when the driver names one.
+    /// The compute instance, if the driver names one.
     pub ci: Option<u32>,
 }
 

@@ -1,8 +1,7 @@
 //! The child's side: `gpushd driver-worker`.
 //!
-//! One thread a GPU, started with the first call to it, and one for the host; each serves its own
-//! calls in order, so that a hang in one of them holds up no other. The main thread only reads
-//! frames and hands them out.
+//! Each GPU has a thread, started with its first call, and the host has one. Each serves its calls in order, so
+//! a hanging call delays no other thread. The main thread only reads frames and distributes them.
 //!
 //! ```text
 //!                    ┌► host thread:  init, list ─┐
@@ -11,9 +10,9 @@
 //!                    └► event thread (if wanted) ─┘
 //! ```
 //!
-//! It lives only for its parent: it ends when the socket closes, without waiting for calls that
-//! hang, and the kernel kills it when the parent dies. Terminal and service signals are the
-//! parent's to heed: a worker that died of them in the middle of a mutation would leave a mess.
+//! It depends on its parent: it ends when the socket closes, without waiting for calls that hang, and the
+//! kernel kills it when the parent dies. It ignores signals of terminals and service managers, which are for
+//! the parent: a worker that ended during a mutation would leave it half done.
 #![allow(unsafe_code)] // Taking over the inherited descriptor, signals, and ending without cleanup.
 
 use std::{
@@ -38,7 +37,7 @@ use crate::{
     proto::{self, Answer, Request, ToParent, ToWorker},
 };
 
-/// How long one wait for events lasts before the next begins.
+/// Duration of one wait for events; then the next begins.
 const EVENT_WAIT: Duration = Duration::from_secs(60);
 
 /// Runs the worker on the socket that is its standard input, until the parent closes it.
@@ -48,7 +47,7 @@ pub fn main() -> ExitCode {
         Ok(socket) => run(socket),
         Err(error) => {
             eprintln!("driver-worker: standard input is not the agent's socket: {error}");
-            eprintln!("driver-worker: it is started by gpushd, not by hand");
+            eprintln!("driver-worker: only gpushd starts it");
             ExitCode::from(2)
         }
     }
@@ -62,12 +61,12 @@ pub fn run(socket: UnixStream) -> ExitCode {
     if let Err(error) = &result {
         eprintln!("driver-worker: {error}");
     }
-    // Threads may hang in the driver, and its exit handlers with them: end without asking.
-    // SAFETY: nothing of ours needs cleaning up.
+    // Threads may hang in the driver, and exit handlers would hang with them, so this exits directly. SAFETY:
+    // nothing here needs cleanup.
     unsafe { libc::_exit(i32::from(result.is_err())) }
 }
 
-/// The socket leaves standard input, which becomes empty for whatever the library may do with it.
+/// Moves the socket away from standard input, which becomes empty in case the library reads it.
 fn take_over_stdin() -> std::io::Result<UnixStream> {
     let stdin = std::io::stdin();
     let socket = UnixStream::from(nix::unistd::dup(&stdin)?);
@@ -78,7 +77,7 @@ fn take_over_stdin() -> std::io::Result<UnixStream> {
 }
 
 fn follow_parent() {
-    // A failure leaves the closed socket as the second sign of the parent's death.
+    // If this fails, the closed socket still shows the parent's death.
     let _ = prctl::set_pdeathsig(Signal::SIGKILL);
     let _ = prctl::set_name(c"gpushd-driver");
     for number in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT] {
@@ -87,14 +86,14 @@ fn follow_parent() {
     }
 }
 
-/// Where replies go, one frame at a time.
+/// Sends replies, one frame at a time.
 #[derive(Clone)]
 struct Outbox(Arc<Mutex<UnixStream>>);
 
 impl Outbox {
     fn send(&self, frame: &ToParent) {
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A parent that is gone closes the other direction too, which ends the main thread.
+        // If the parent is gone, the other direction is closed too, which ends the main thread.
         let _ = proto::write(&mut *stream, frame);
     }
 }
@@ -111,7 +110,7 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
             return Ok(());
         }
     };
-    // Listening begins before the parent hears of us, so that it misses nothing from then on.
+    // Registers before the worker reports ready, so that no later event is missed.
     let set = if events { listen(driver) } else { None };
     outbox.send(&ToParent::Ready(Ok(info)));
     if let Some(set) = set {
@@ -141,7 +140,7 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The session lasts as long as the process, which is what its threads need.
+/// The session lasts as long as the process, as its threads need it.
 fn open(library: Option<&Path>) -> Result<(&'static Driver, gpush_api::Driver), DriverError> {
     let driver = Driver::load(library)?;
     let info = driver.info()?;
@@ -179,7 +178,7 @@ fn carry_out(driver: &Driver, request: &Request, cache: &mut ProfileCache) -> Re
     }
 }
 
-/// Registers for the events of every GPU that has some.
+/// Registers for the events of every GPU that supports some.
 fn listen(driver: &'static Driver) -> Option<EventSet<'static>> {
     let mut registered = 0_u32;
     let set = driver.event_set().and_then(|mut set| {

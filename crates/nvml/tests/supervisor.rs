@@ -1,9 +1,9 @@
-//! The supervisor against a scripted worker: a real process that speaks the worker's protocol and
-//! crashes, hangs and lies as its script says.
+//! The supervisor with a scripted worker: a real process that speaks the worker's protocol, and crashes, hangs
+//! and gives wrong answers as its script says.
 //!
-//! The worker is this very test program, see `scripted`. Its script is a directory, passed where a
-//! library would be: `behaviour` says what each call comes to (`REQUEST UUID DEED`, `*` for any,
-//! the first match counts, read anew for each call), and every call is appended to `log`.
+//! The worker is this test program, see `scripted`. Its script is a directory, passed instead of a library:
+//! `behaviour` defines the result of each call (`REQUEST UUID DEED`, `*` for any, the first match counts, read
+//! for each call), and every call is appended to `log`.
 
 #![allow(clippy::unwrap_used)] // A test says what failed by panicking.
 
@@ -19,7 +19,7 @@ const A: &str = "GPU-a";
 const B: &str = "GPU-b";
 const WHOLE: Placement = Placement { start: 0, size: 8 };
 
-/// A script, and the hardware that it is played on.
+/// A script, and the hardware that uses it.
 struct Stage {
     dir: tempfile::TempDir,
     hardware: Hardware,
@@ -36,7 +36,7 @@ impl Stage {
         let mut options = Options::of_this_program();
         options.args = ["--ignored", "--exact", "scripted::worker"].map(str::to_owned).to_vec();
         options.library = Some(dir.path().to_owned());
-        // Short only where a script hangs, so that a busy machine does not fail the others.
+        // Short only where a script hangs, so that a busy machine does not fail the other tests.
         let allowed = if behaviour.contains("hang") || behaviour.contains("gate") { 1 } else { 30 };
         options.deadlines.read = Duration::from_secs(allowed);
         options.deadlines.change = Duration::from_secs(allowed);
@@ -53,7 +53,7 @@ impl Stage {
         fs::rename(fresh, self.dir.path().join("behaviour")).unwrap();
     }
 
-    /// A gate that a call waits at until it is opened.
+    /// A gate at which a call waits until it is opened.
     fn gate(&self) -> Gate {
         let path = self.dir.path().join("gate");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -74,7 +74,7 @@ impl Stage {
 struct Gate(PathBuf);
 
 impl Gate {
-    /// Lets one call through: opening waits until it is there.
+    /// Lets one call pass; waits until the call has arrived.
     fn open(&self) {
         fs::File::create(&self.0).unwrap();
     }
@@ -84,7 +84,7 @@ fn alive(pid: u32) -> bool {
     kill(Pid::from_raw(i32::try_from(pid).unwrap()), None).is_ok()
 }
 
-/// Waits for a process that is not our child to be gone.
+/// Waits until a process that is not a child of the test is gone.
 async fn gone(pid: u32) {
     while alive(pid) {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -111,7 +111,7 @@ async fn one_worker_serves_all_calls() {
 }
 
 #[tokio::test]
-async fn calls_to_one_gpu_are_made_in_order_and_one_at_a_time() {
+async fn calls_to_one_gpu_run_in_order_one_at_a_time() {
     let stage = Stage::new("* * ok");
     let calls = (0..40).map(|gi| {
         let hardware = stage.hardware.clone();
@@ -137,13 +137,13 @@ async fn futures_in_order<T: Send + 'static>(
 }
 
 #[tokio::test]
-async fn a_read_that_hangs_costs_only_itself() {
+async fn hung_read_fails_alone() {
     let stage = Stage::new("read GPU-a hang\n* * ok");
     let first = stage.pid().await;
     let error = stage.hardware.read(A).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Deadline { may_land: false });
     assert_eq!(error.gpu.as_deref(), Some(A));
-    // Another worker serves the rest, while the first one is killed.
+    // Another worker serves the other GPUs while the first one is killed.
     stage.hardware.read(B).await.unwrap();
     assert_ne!(stage.pid().await, first);
     stage.hardware.settle(A).await;
@@ -156,14 +156,14 @@ async fn a_read_that_hangs_costs_only_itself() {
 }
 
 #[tokio::test]
-async fn a_mutation_that_hangs_leaves_its_gpu_unsettled() {
+async fn hung_mutation_leaves_its_gpu_unsettled() {
     let stage = Stage::with("create_gpu_instance GPU-a hang\n* * ok", |o| o.deadlines.grace = Duration::from_secs(2));
     stage.hardware.list().await.unwrap();
     let first = stage.pid().await;
     let error = stage.hardware.create_gpu_instance(A, 0, WHOLE).await.unwrap_err();
     assert!(error.may_land(), "{error}");
     assert_eq!(error.to_api().code, gpush_api::Code::DriverTimeout);
-    // Within its grace it may land: nobody touches the GPU, everybody else is served.
+    // It may take effect during its grace: the GPU is not touched, and other GPUs are served.
     for result in [stage.hardware.read(A).await.map(|_| ()), stage.hardware.destroy_gpu_instance(A, 1).await] {
         assert_eq!(result.unwrap_err().kind, ErrorKind::Unsettled);
     }
@@ -185,7 +185,7 @@ async fn a_mutation_that_hangs_leaves_its_gpu_unsettled() {
 }
 
 #[tokio::test]
-async fn a_mutation_that_lands_late_is_settled_by_its_answer() {
+async fn late_mutation_is_settled_by_its_answer() {
     let stage = Stage::with("destroy_gpu_instance GPU-a gate\n* * ok", |o| o.deadlines.grace = Duration::from_secs(60));
     let gate = stage.gate();
     let first = stage.pid().await;
@@ -198,7 +198,7 @@ async fn a_mutation_that_lands_late_is_settled_by_its_answer() {
     tokio::task::spawn_blocking(move || gate.open()).await.unwrap();
     assert_eq!(waiting.await.unwrap(), Settled::Late(Ok(())));
     stage.hardware.read(A).await.unwrap();
-    // It owes nothing any more and ends without waiting for the grace.
+    // It has no calls left, and ends without waiting for the grace.
     gone(first).await;
     assert_eq!(stage.hardware.settle(A).await, Settled::Nothing);
 }
@@ -223,19 +223,19 @@ async fn other_gpus_finish_on_an_abandoned_worker() {
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_in_a_mutation_says_that_it_may_have_landed() {
+async fn worker_death_in_mutation_may_have_taken_effect() {
     let stage = Stage::new("create_gpu_instance GPU-a die\n* * ok");
     let error = stage.hardware.create_gpu_instance(A, 0, WHOLE).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerDied { may_have_landed: true });
     assert!(error.to_string().contains("SIGKILL"), "{error}");
-    // Nothing is pending: it is gone, so the GPU can be read at once.
+    // No call is pending: the worker is gone, so the GPU can be read at once.
     assert_eq!(stage.hardware.settle(A).await, Settled::Nothing);
     stage.hardware.read(A).await.unwrap();
     assert_eq!(stage.log().iter().filter(|line| line.starts_with("create")).count(), 1, "never tried twice");
 }
 
 #[tokio::test]
-async fn a_gpu_whose_reading_kills_the_worker_does_not_take_the_others_along() {
+async fn gpu_that_kills_the_worker_affects_no_other() {
     let stage = Stage::new("read GPU-a die\n* * ok");
     let reads = ["GPU-b", "GPU-c", A, "GPU-d", "GPU-e"].map(|uuid| {
         let hardware = stage.hardware.clone();
@@ -248,7 +248,7 @@ async fn a_gpu_whose_reading_kills_the_worker_does_not_take_the_others_along() {
             _ => assert!(result.is_ok(), "{position}: {result:?}"),
         }
     }
-    // It is left alone for a while, instead of ending the next worker too.
+    // It is skipped for a while, instead of ending the next worker too.
     let started = stage.hardware.status().started;
     let error = stage.hardware.read(A).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerUnavailable);
@@ -258,7 +258,7 @@ async fn a_gpu_whose_reading_kills_the_worker_does_not_take_the_others_along() {
 }
 
 #[tokio::test]
-async fn a_read_survives_the_death_of_an_idle_or_busy_worker() {
+async fn read_survives_worker_death() {
     let stage = Stage::new("read GPU-a gate\n* * ok");
     let first = stage.pid().await;
     kill(Pid::from_raw(i32::try_from(first).unwrap()), nix::sys::signal::SIGKILL).unwrap();
@@ -281,12 +281,12 @@ async fn a_read_survives_the_death_of_an_idle_or_busy_worker() {
 }
 
 #[tokio::test]
-async fn a_missing_driver_is_told_and_tried_again_only_when_asked() {
+async fn missing_driver_is_reported_and_retried_on_request() {
     let stage = Stage::with("init * fail 9\n* * ok", |o| o.deadlines.retry = Duration::from_millis(50));
     let error = stage.hardware.driver().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::DriverNotLoaded);
     assert!(error.hint().unwrap().contains("modprobe nvidia"));
-    // Right after, the same answer without another start; and none without a call.
+    // Right after it, the same answer without another start; and no start without a call.
     assert_eq!(stage.hardware.read(A).await.unwrap_err().kind, ErrorKind::DriverNotLoaded);
     assert_eq!(stage.hardware.status().started, 1);
     assert_eq!(stage.hardware.status().failure.unwrap().kind, ErrorKind::DriverNotLoaded);
@@ -300,21 +300,21 @@ async fn a_missing_driver_is_told_and_tried_again_only_when_asked() {
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_at_start_is_an_error_and_not_a_loop() {
+async fn worker_that_dies_at_start_is_an_error() {
     let stage = Stage::new("init * die");
     for _ in 0..3 {
         let error = stage.hardware.read(A).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::WorkerUnavailable, "{error}");
     }
     assert!(stage.hardware.status().started <= 3);
-    // A restart forgets the backoff.
+    // A restart resets the backoff.
     stage.behave("* * ok");
     stage.hardware.restart().await.unwrap();
     stage.hardware.read(A).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_start_that_hangs_is_an_error_and_its_worker_goes() {
+async fn hung_start_is_an_error_and_its_worker_ends() {
     let stage = Stage::with("init * hang", |o| o.deadlines.start = Duration::from_millis(200));
     let error = stage.hardware.driver().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerUnavailable);
@@ -326,7 +326,7 @@ async fn a_start_that_hangs_is_an_error_and_its_worker_goes() {
 }
 
 #[tokio::test]
-async fn a_missing_program_is_named() {
+async fn missing_worker_program_is_named() {
     let stage = Stage::with("* * ok", |o| o.program = PathBuf::from("/nowhere/gpushd"));
     let error = stage.hardware.driver().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerUnavailable);
@@ -334,7 +334,7 @@ async fn a_missing_program_is_named() {
 }
 
 #[tokio::test]
-async fn a_restart_sees_the_old_worker_gone() {
+async fn restart_waits_for_the_old_worker() {
     let stage = Stage::new("* * ok");
     let first = stage.pid().await;
     stage.hardware.restart().await.unwrap();
@@ -345,7 +345,7 @@ async fn a_restart_sees_the_old_worker_gone() {
 }
 
 #[tokio::test]
-async fn a_restart_waits_for_calls_and_makes_the_next_ones_wait() {
+async fn restart_finishes_calls_and_delays_later_ones() {
     let stage = Stage::with("destroy_gpu_instance * gate\n* * ok", |o| o.deadlines.change = Duration::from_secs(60));
     let gate = stage.gate();
     let first = stage.pid().await;
@@ -366,7 +366,7 @@ async fn a_restart_waits_for_calls_and_makes_the_next_ones_wait() {
 }
 
 #[tokio::test]
-async fn a_worker_that_will_not_end_is_killed() {
+async fn worker_that_does_not_end_is_killed() {
     let stage = Stage::new("eof * hang\n* * ok");
     let first = stage.pid().await;
     stage.hardware.stop().await.unwrap();
@@ -386,7 +386,7 @@ async fn stopped_hardware_refuses_until_resumed() {
 }
 
 #[tokio::test]
-async fn the_worker_ends_with_the_last_handle() {
+async fn worker_ends_with_the_last_handle() {
     let stage = Stage::new("* * ok");
     let pid = stage.pid().await;
     let Stage { dir, hardware } = stage;
@@ -396,7 +396,7 @@ async fn the_worker_ends_with_the_last_handle() {
 }
 
 #[test]
-fn the_worker_ends_with_the_runtime() {
+fn worker_ends_with_the_runtime() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let first = runtime();
     let (stage, pid) = first.block_on(async {
@@ -412,7 +412,7 @@ fn the_worker_ends_with_the_runtime() {
 }
 
 #[tokio::test]
-async fn a_call_in_flight_is_let_finish_when_the_last_handle_goes() {
+async fn call_in_flight_finishes_after_the_last_handle() {
     let stage = Stage::with("destroy_gpu_instance * gate\n* * ok", |o| o.deadlines.change = Duration::from_secs(60));
     let gate = stage.gate();
     let pid = stage.pid().await;
@@ -431,7 +431,7 @@ async fn a_call_in_flight_is_let_finish_when_the_last_handle_goes() {
 }
 
 #[tokio::test]
-async fn a_worker_that_talks_nonsense_is_replaced() {
+async fn worker_with_invalid_frames_is_replaced() {
     let stage = Stage::new("destroy_gpu_instance * nonsense\n* * ok");
     let error = stage.hardware.destroy_gpu_instance(A, 1).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::WorkerDied { may_have_landed: true });

@@ -1,5 +1,5 @@
-//! How long a durable change takes through the store, beside a bare durable SQLite commit of the
-//! same bytes on the same disk, interleaved in one run; and how many share a sync.
+//! Duration of a durable change through the store, compared with a plain SQLite commit of the same bytes on the
+//! same disk, interleaved in one run; and the number of changes per sync.
 //!
 //! ```text
 //! cargo run --release -p gpush-store --example commit_figures [DIRECTORY]
@@ -20,7 +20,7 @@ const EACH: usize = 200;
 fn intent() -> Intent {
     let mig = Mig {
         enabled: true,
-        pending: true,
+        reset_pending: false,
         memory_slices: 8,
         compute_slices: 7,
         instances: Vec::new(),

@@ -1,5 +1,5 @@
-//! Answers kept under the caller's idempotency key, so that a request that is sent again, also to
-//! the agent after this one, is answered again and not carried out again.
+//! Answers stored under the caller's idempotency key. A repeated request gets the same answer and is not
+//! executed again, also after a restart.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -12,29 +12,29 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// An answer that shall be kept.
+/// An answer to store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewAnswer<'a> {
-    /// Whose key: keys of different users never meet.
+    /// Owner of the key: equal keys of different users are independent.
     pub uid: u32,
     /// The key.
     pub key: String,
-    /// The request (method, path, body), to tell when a key is used for another one.
+    /// The request (method, path, body), to detect that a key is used for another one.
     pub request: &'a [u8],
-    /// Operation that it began.
+    /// Operation that the request began.
     pub operation: Option<OperationId>,
     /// HTTP status.
     pub status: u16,
     /// Body.
     pub body: Value,
-    /// Until when it is kept.
+    /// Time until which it is stored.
     pub expires_at: Timestamp,
 }
 
-/// A kept answer.
+/// A stored answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredAnswer {
-    /// Whose key.
+    /// Owner of the key.
     pub uid: u32,
     /// The key.
     pub key: String,
@@ -46,19 +46,19 @@ pub struct StoredAnswer {
     pub body: Value,
     /// When it was given.
     pub created_at: Timestamp,
-    /// Until when it is kept.
+    /// Time until which it is stored.
     pub expires_at: Timestamp,
-    /// Sequence number of its keeping.
+    /// Sequence number of its storing.
     pub sequence: u64,
     request: String,
 }
 
-/// What is known of a key.
+/// The result of looking up a key.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// Nothing: carry the request out.
+    /// Unknown: execute the request.
     None,
-    /// It was answered: say the same.
+    /// Answered already: give the same answer.
     Known(Box<StoredAnswer>),
     /// The key was used for another request: refuse.
     OtherRequest,
@@ -98,13 +98,13 @@ impl Record for StoredAnswer {
 }
 
 fn fingerprint(request: &[u8]) -> String {
-    // The length beside the digest: 64 bits are meant for accidents, not for attackers, and a
-    // caller's own keys are all that it could confuse.
+    // The length supplements the digest: 64 bits protect against accidents, not against attackers, and callers
+    // can only confuse their own keys.
     format!("{:016x}-{}", digest(request), request.len())
 }
 
 impl View<'_> {
-    /// What is known of a user's key for this request.
+    /// Looks up a user's key for this request.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -121,8 +121,8 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// What is known of a user's key for this request, within the transaction that will answer it:
-    /// of two that come at once, one sees the other's.
+    /// Looks up a user's key for this request within the transaction that will answer it, so that of two
+    /// concurrent requests the second sees the first.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -130,7 +130,7 @@ impl Tx<'_> {
         self.view().answer(uid, key, request)
     }
 
-    /// Keeps an answer.
+    /// Stores an answer.
     ///
     /// # Errors
     /// When it can't be written.
@@ -149,11 +149,11 @@ impl Tx<'_> {
         record::put(self.connection, &kept)
     }
 
-    /// Deletes answers that expired, and the oldest beyond the budgets.
+    /// Deletes answers that have expired, and the oldest beyond the budgets.
     ///
-    /// Each user has a budget. Where the answers of all users are too many, the users with most of them lose
-    /// theirs first: a request of one user never makes the answer of another user be forgotten as long as that
-    /// user has fewer. Answers to root and to the agent's own user count towards neither total.
+    /// Each user has a budget. If the answers of all users are too many, users with the most answers lose
+    /// theirs first: requests of one user never displace the answers of a user who has fewer. Answers to root
+    /// and to the agent's own user count towards neither limit.
     pub(crate) fn prune_answers(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let expired =
             record::delete::<StoredAnswer>(self.connection, "WHERE expires_at <= ?1", [self.now.as_millisecond()])?;

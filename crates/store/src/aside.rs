@@ -1,4 +1,4 @@
-//! Setting a damaged database aside: nothing of it is read again, nothing of it is thrown away.
+//! Setting a damaged database aside: it is not read again, and not deleted either.
 
 use std::{
     fs, io,
@@ -7,29 +7,29 @@ use std::{
 
 use jiff::Timestamp;
 
-/// Databases set aside that are kept; the oldest beyond are deleted, so that a disk that damages
-/// files is not filled up by them too.
+/// Number of databases set aside that are kept. Older ones are deleted, so that a faulty disk does not also
+/// fill up.
 const KEPT: usize = 5;
 
-/// File names beside a database that belong to it.
+/// Suffixes of the files that belong to a database.
 pub(crate) const COMPANIONS: [&str; 3] = ["-wal", "-shm", "-journal"];
 
-/// Renames the database and what belongs to it; where it is now. `None` when there is none (then
-/// what is left of it is moved all the same).
+/// Renames the database and its companion files, and returns the new path. Returns `None` if there is no
+/// database; its companions are moved even so.
 pub(crate) fn set_aside(database: &Path, now: Timestamp) -> io::Result<Option<PathBuf>> {
     let directory = database.parent().unwrap_or(Path::new("."));
     let name = database.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let stem = format!("{name}.damaged-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let free = |candidate: &String| !directory.join(candidate).exists();
     let mut target = stem.clone();
-    // At most one in a second, but for a clock that was set back.
+    // At most one in a second, unless the clock was set back.
     let mut number = 1;
     while !free(&target) {
         number += 1;
         target = format!("{stem}.{number}");
     }
     let mut kept = None;
-    // The log first: a database that is found without it is found to be behind its watermark.
+    // The log first: if a database is found without it, the watermark shows that it is behind.
     for companion in COMPANIONS {
         rename(&directory.join(format!("{name}{companion}")), &directory.join(format!("{target}{companion}")))?;
     }

@@ -1,8 +1,8 @@
-//! The audit trail: one record for each mutation, in the transaction of the mutation itself.
-//! Nothing changes a record; the oldest are forgotten by number and age.
+//! The audit trail: one record for each mutation, in the transaction of the mutation itself. Records never
+//! change; the oldest are deleted by number and age.
 //!
-//! Every user may take and release shares, and be refused as an administrator, as often as they like. So records of
-//! both have a budget per user: they replace older ones of the same user and action, and never a record of what an
+//! Every user may request and release leases, and be refused as an administrator, as often as they like. So records of
+//! both have a budget per user: they replace older ones of the same user and subject, and never a record of what an
 //! administrator did.
 
 use gpush_api::Actor;
@@ -16,63 +16,63 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// Action of records that users make who may do nothing else.
-pub(crate) const SHARE: &str = "mps.share";
+/// Actions of records about leases, as a pattern: users make them who may do nothing else.
+pub(crate) const LEASES: &str = "lease.*";
 
 /// Action of records of users who tried to administer and were refused.
 pub const DENIED: &str = "access.denied";
 
-/// Actions whose records have a budget per user.
-const BY_USERS: [&str; 2] = [SHARE, DENIED];
+/// Patterns of the actions whose records have a budget per user.
+const BY_USERS: [&str; 2] = [LEASES, DENIED];
 
-/// A record that shall be made.
+/// A record to add.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewAudit {
-    /// Who; `None` for the agent itself.
+    /// The user; `None` for the agent itself.
     pub by: Option<Actor>,
-    /// What was done: `mig.apply`, `gpu.cordon`, `override.expire`.
+    /// The action: `mig.apply`, `gpu.cordon`, `override.expire`.
     pub action: String,
-    /// To what: a GPU's UUID, an operation, `config`.
+    /// The object: a GPU's UUID, an operation, `config`.
     pub object: String,
-    /// What came of it: `accepted`, `done`, `refused`.
+    /// The outcome: `accepted`, `done`, `refused`.
     pub result: String,
-    /// Whatever else. Under `gpus` a list of objects, of which each has a `gpu`, it says which GPUs an
-    /// operation concerns: they find all records of it.
+    /// Other data. A list `gpus`, whose objects each have a `gpu_uuid`, names the GPUs of an operation: a search for
+    /// one of them finds all records of the operation.
     pub detail: Value,
 }
 
 /// A record of the trail.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditRecord {
-    /// Orders the trail.
+    /// Its place in the order of the trail.
     pub sequence: u64,
     /// Wall clock at the time.
     pub at: Timestamp,
-    /// Who; `None` for the agent itself.
+    /// The user; `None` for the agent itself.
     pub by: Option<Actor>,
-    /// What was done.
+    /// The action.
     pub action: String,
-    /// To what.
+    /// The object.
     pub object: String,
-    /// What came of it.
+    /// The outcome.
     pub result: String,
-    /// Whatever else.
+    /// Other data.
     pub detail: Value,
 }
 
-/// Which records are wanted.
+/// A selection of records.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditQuery {
     /// Only those after this sequence number.
     pub after: u64,
-    /// At most so many, 0 for all: the first after `after`, or the last when `latest`.
+    /// Maximum number, 0 for all: the first after `after`, or the last if `latest` is set.
     pub limit: usize,
-    /// The last ones and not the first.
+    /// Select the last records, not the first.
     pub latest: bool,
-    /// Only records about one of these objects: their object, the target of a share, a GPU of an operation,
+    /// Only records about one of these objects: their object, a GPU of an operation or lease,
     /// or the user who acted. All records when empty.
     pub objects: Vec<String>,
-    /// Only those made at this time or later, by the wall clock.
+    /// Only records from this time or later, by the system clock.
     pub since: Option<Timestamp>,
 }
 
@@ -104,20 +104,19 @@ impl Record for AuditRecord {
 }
 
 impl View<'_> {
-    /// Records of the trail, oldest first.
+    /// Returns the selected records, oldest first.
     ///
     /// # Errors
     /// When the store can't be read.
     pub fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRecord>, StoreError> {
         let order = if query.latest { "DESC" } else { "ASC" };
-        // Damaged JSON is no reason not to look further: a record that is given out has a seal.
+        // Damaged JSON must not abort the search: every returned record is checked by its seal.
         let wanted = "(SELECT value FROM json_each(?2))";
         let concerned = format!(
             "SELECT told.object FROM audit AS told, \
              json_each(iif(json_valid(told.detail), told.detail, '{{}}'), '$.gpus') AS gpu \
-             WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu', NULL) IN {wanted}"
+             WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu_uuid', NULL) IN {wanted}"
         );
-        // A share is recorded under its own id, with the target that it is of.
         let detail = "iif(json_valid(audit.detail), audit.detail, '{}')";
         let user = "iif(json_valid(audit.actor), audit.actor, '{}') ->> 'user'";
         let rest = format!(
@@ -138,7 +137,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Adds a record; its sequence number.
+    /// Adds a record and returns its sequence number.
     ///
     /// # Errors
     /// When it can't be written.
@@ -159,30 +158,30 @@ impl Tx<'_> {
         Ok(sequence)
     }
 
-    /// Deletes the oldest records beyond the bounds, and those older than their age, of which at least
-    /// `audit_least` stay: a wrong clock must not empty the trail. Records that every user can make are counted apart
-    /// from all others, by action and by user.
+    /// Deletes the oldest records beyond the bounds, and those older than their maximum age. At least
+    /// `audit_least` records stay: a wrong clock must not empty the trail. Records that every user can create
+    /// are counted separately, by action and by user.
     pub(crate) fn prune_audit(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let mut pruned = 0;
         for action in BY_USERS {
             pruned += self.prune_users(action, bounds)?;
-            pruned += self.prune_audit_of("action = ?1", action, bounds.audit_shares, bounds)?;
+            pruned += self.prune_audit_of("action GLOB ?1", action, bounds.audit_shares, bounds)?;
         }
-        let others = "action NOT IN (SELECT value FROM json_each(?1))";
+        let others = "NOT EXISTS (SELECT 1 FROM json_each(?1) AS pattern WHERE action GLOB pattern.value)";
         let by_users = serde_json::Value::from(BY_USERS.to_vec()).to_string();
         Ok(pruned + self.prune_audit_of(others, &by_users, bounds.audit_most, bounds)?)
     }
 
     /// Deletes the oldest records of an action beyond each user's budget; then, where those of all users are too
-    /// many, first those of the users with most of them. The user is the one who asked, or whose share it was.
+    /// many, first those of the users with most of them. The user is the one who asked, or whose lease it was.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        // Damaged JSON must not end it: a record that is read has a seal.
+        // Damaged JSON must not abort it: every record is checked by its seal when it is read.
         let field = |column: &str, path: &str| format!("iif(json_valid({column}), {column}, '{{}}') ->> '{path}'");
         let user = format!("coalesce({}, {}, -1)", field("actor", "$.uid"), field("detail", "$.uid"));
         let ranked = format!(
             "SELECT sequence, row_number() OVER (PARTITION BY {user} ORDER BY sequence DESC) AS age \
-             FROM audit WHERE action = ?1"
+             FROM audit WHERE action GLOB ?1"
         );
         let per_user = record::delete::<AuditRecord>(
             self.connection,
@@ -199,7 +198,7 @@ impl Tx<'_> {
         Ok(per_user + in_all)
     }
 
-    /// Deletes records whose action meets the condition `of` on `?1`, which is `actions`.
+    /// Deletes records whose action satisfies the condition `of` on `?1`, which is `actions`.
     fn prune_audit_of(&mut self, of: &str, actions: &str, most: usize, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let beyond = format!("(SELECT sequence FROM audit WHERE {of} ORDER BY sequence DESC LIMIT 1 OFFSET ?2)");

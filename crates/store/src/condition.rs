@@ -1,5 +1,5 @@
-//! Conditions of GPUs that outlive the agent: cordoned, in maintenance, degraded, held; each with
-//! its cause, so that what an administrator set is not cleared by an automatism, nor the reverse.
+//! Conditions of GPUs that survive restarts: cordoned, in maintenance, degraded, held. Each has its cause, so
+//! that gpushd does not clear a condition that an administrator set, or the reverse.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -10,7 +10,7 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// What a condition is about.
+/// The object of a condition.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// The host with all its GPUs.
@@ -33,19 +33,19 @@ impl Scope {
 pub enum ConditionKind {
     /// No new work.
     Cordon,
-    /// Nothing of ours touches it, no handle is kept.
+    /// gpushd does not touch it, and keeps no handle open.
     Maintenance,
     /// A change failed and its rollback too.
     Degraded,
-    /// What was promised about it was lost.
+    /// Promises about it were lost.
     Held,
 }
 
 impl ConditionKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::Cordon, Self::Maintenance, Self::Degraded, Self::Held];
 
-    /// Name in the table.
+    /// Returns the name in the table.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -57,37 +57,37 @@ impl ConditionKind {
     }
 }
 
-/// A condition that shall be recorded.
+/// A condition to record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewCondition {
-    /// About what.
+    /// Object.
     pub scope: Scope,
     /// Kind.
     pub kind: ConditionKind,
-    /// What brought it about, for programs: `admin`, `xid-79`, `row-remap`, `op-12`.
+    /// Cause, for programs: `admin`, `xid-79`, `row-remap`, `op-12`.
     pub cause: String,
-    /// Why, for people.
+    /// Reason, for people.
     pub reason: String,
-    /// Who, if somebody did.
+    /// The user who set it, if any.
     pub by: Option<Actor>,
 }
 
-/// A condition in force.
+/// An active condition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Condition {
-    /// About what.
+    /// Object.
     pub scope: Scope,
     /// Kind.
     pub kind: ConditionKind,
-    /// What brought it about.
+    /// Cause, for programs.
     pub cause: String,
-    /// Why.
+    /// Reason, for people.
     pub reason: String,
-    /// Who, if somebody did.
+    /// The user who set it, if any.
     pub by: Option<Actor>,
-    /// Since when.
+    /// Time since when it is active.
     pub since: Timestamp,
-    /// Boot in which it was set.
+    /// Boot on which it was set.
     pub boot_id: String,
     /// Sequence number of its setting.
     pub sequence: u64,
@@ -129,7 +129,7 @@ impl Record for Condition {
 }
 
 impl View<'_> {
-    /// Conditions in the order in which they were set.
+    /// Returns the conditions in the order in which they were set.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -139,7 +139,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Sets a condition, in place of the one of the same scope, kind and cause.
+    /// Sets a condition; replaces the one with the same object, kind and cause.
     ///
     /// # Errors
     /// When it can't be written.
@@ -158,7 +158,7 @@ impl Tx<'_> {
         Ok(set)
     }
 
-    /// Clears the conditions of a scope and kind, all or those of one cause; what they were.
+    /// Clears an object's conditions of a kind, all or only those with one cause, and returns them.
     ///
     /// # Errors
     /// When it can't be written.
@@ -178,8 +178,8 @@ impl Tx<'_> {
         Ok(cleared)
     }
 
-    /// Clears what a reboot mends: degraded GPUs, and those held for a loss, of any boot but this
-    /// one. Instances and the promises about them don't outlive a boot. What an administrator set
+    /// Clears conditions of other boots that a reboot ends: degraded GPUs, and GPUs held after a loss.
+    /// Instances and promises about them do not outlive a boot. Conditions set by an administrator stay.
     /// stays.
     ///
     /// # Errors

@@ -1,19 +1,19 @@
-//! The thread that owns the database, and its one promise: success is told after the sync.
+//! The thread that owns the database. It reports success only after the sync.
 //!
 //! ```text
 //!          ┌────────────────────────── wait for jobs ◄─────────────────────────┐
 //!          ▼                                                                   │
-//!  take all that wait ─► reads ─► BEGIN ─► each write in a savepoint ─► COMMIT = write log, sync
+//!  take all queued   ─► reads ─► BEGIN ─► each write in a savepoint ─► COMMIT = write log, sync
 //!                                                                │             │
 //!          quiet: sync watermark, checkpoint, prune              │         watermark, are the files
-//!                                                                │         still ours? ─► replies
+//!                                                                │         still there? ─► replies
 //!                                                                ▼
 //!                      full: rolled back; endings once more with the reserve released
-//!                      any other failure: rolled back, `Broken` until opened anew
+//!                      any other failure: rolled back, `Broken` until reopened
 //! ```
 //!
-//! States: fine ─► broken or gone, read-only from the start; none is left while the agent lives. A failed sync is
-//! not tried again: the kernel may have dropped the pages and would then report success.
+//! States: fine ─► broken or gone; or read-only from the start. The last three are final while the agent runs. A
+//! failed sync is not tried again: the kernel may have dropped the pages and would then report success.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -40,41 +40,40 @@ use crate::{
     watermark::Watermarks,
 };
 
-/// Most jobs that share a commit.
+/// Maximum number of jobs in one commit.
 const LARGEST_BATCH: usize = 128;
-/// Without a job for so long, housekeeping is done.
+/// Time without a job after which housekeeping runs.
 const QUIET: Duration = Duration::from_millis(200);
-/// Commits after which the log is brought into the database even if it never gets quiet.
+/// Commits after which the log is checkpointed even without a quiet moment.
 const COMMITS_A_CHECKPOINT: u64 = 256;
 /// The same on a full disk.
 const COMMITS_A_CHECKPOINT_WHEN_FULL: u64 = 8;
-/// Housekeeping forgets old records at most so often, unless there were many commits.
+/// Minimum time between two prunings of old records, unless there were many commits.
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
 /// Commits after which old records are deleted at the next quiet moment.
 const COMMITS_A_PRUNE: u64 = 256;
-/// Commits after which old records are deleted even if it never gets quiet.
+/// Commits after which old records are deleted even without a quiet moment.
 const MOST_COMMITS_A_PRUNE: u64 = 1024;
 
-/// Between two looks for space on a full disk: whoever asks how the store is shall not have to
-/// write to be told.
+/// Time between two checks for space on a full disk, so that the store's health recovers without a write.
 const LOOK_FOR_SPACE: Duration = Duration::from_secs(1);
 
-/// What may be done on a full disk.
+/// The kind of a write, which matters on a full disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// What begins something.
+    /// Begins something.
     Ordinary,
-    /// What ends something: may use the reserve.
+    /// Ends something: may use the reserve.
     Ending,
 }
 
-/// A write and whoever waits for it.
+/// A write and its reply.
 pub(crate) trait Write: Send {
-    /// Its class.
+    /// Returns its class.
     fn class(&self) -> Class;
-    /// Does it; called again if the transaction was rolled back for others' sake.
+    /// Executes it. It is called again if the transaction was rolled back because of another write.
     fn run(&mut self, tx: &mut Tx<'_>) -> Result<(), StoreError>;
-    /// Tells its caller.
+    /// Reports the outcome to its caller.
     fn reply(self: Box<Self>, outcome: Result<(), StoreError>);
 }
 
@@ -89,21 +88,22 @@ pub(crate) enum Job {
     Write(Box<dyn Write>),
 }
 
-/// Counts for those who look on.
+/// Counters that other threads read.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Jobs that wait.
+    /// Jobs in the queue.
     pub(crate) waiting: AtomicUsize,
     /// Commits, one sync each.
     pub(crate) commits: AtomicU64,
-    /// Writes in them.
+    /// Writes in those commits.
     pub(crate) writes: AtomicU64,
-    /// Why writes are refused now, if they are.
+    /// The reason why writes are refused now, if they are.
     pub(crate) trouble: Mutex<Option<StoreError>>,
 }
 
 impl Counters {
-    /// Sets why writes are refused now. A disk that becomes full, or has space again, is logged once.
+    /// Sets the reason why writes are refused now. A disk that becomes full, or has space again, is logged
+    /// once.
     pub(crate) fn trouble(&self, trouble: Option<StoreError>) {
         let is_full = |trouble: &Option<StoreError>| matches!(trouble, Some(StoreError::Full { .. }));
         let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,16 +121,16 @@ impl Counters {
     }
 }
 
-/// What can be asked of the store.
+/// What the store can still do.
 #[derive(Debug, Clone)]
 pub(crate) enum Condition {
     /// Everything.
     Fine,
-    /// Reading; the error is what writes are answered with.
+    /// Reads only; writes fail with this error.
     Refusing(StoreError),
 }
 
-/// Everything that the thread owns.
+/// The state of the thread.
 pub(crate) struct Engine {
     pub(crate) connection: Connection,
     pub(crate) files: Files,
@@ -147,7 +147,7 @@ pub(crate) struct Engine {
     pub(crate) commits_since_checkpoint: u64,
     pub(crate) commits_since_prune: u64,
     pub(crate) pruned: Option<Instant>,
-    /// Dropped last: whoever has the lock may open the database.
+    /// Dropped last: the process that has the lock may open the database.
     pub(crate) _lock: Lock,
 }
 
@@ -157,14 +157,14 @@ struct Entry {
     outcome: Result<(), StoreError>,
 }
 
-/// Why a batch did not come about.
+/// The reason why a batch failed.
 enum Failure {
     Full,
     Broken(StoreError),
 }
 
 impl Engine {
-    /// Serves jobs until nobody can send any more.
+    /// Serves jobs until all senders are gone.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
         let mut looked = Instant::now();
         loop {
@@ -202,7 +202,7 @@ impl Engine {
             self.counters.waiting.fetch_sub(batch.len(), Ordering::Relaxed);
             self.serve(batch);
             if self.commits_since_prune >= MOST_COMMITS_A_PRUNE {
-                // A user who keeps the store busy must not keep it from deleting old records.
+                // Otherwise a user who keeps the store busy could prevent the deletion of old records.
                 self.tidy();
             } else if self.commits_since_checkpoint >= self.commits_a_checkpoint() {
                 self.checkpoint();
@@ -220,7 +220,7 @@ impl Engine {
             match job {
                 Job::Read(read) => {
                     let view = View { connection: &self.connection, head: &self.head, now, sealed: self.sealed };
-                    // Whoever waits for a read that panicked is told by the loss of its sender.
+                    // The caller of a read that panicked notices the loss of its sender.
                     let _ = catch_unwind(AssertUnwindSafe(|| read(&view)));
                 }
                 Job::Write(job) => writes.push(Entry { job, outcome: Ok(()) }),
@@ -235,14 +235,14 @@ impl Engine {
         }
     }
 
-    /// Carries a batch of writes out, each outcome noted in its entry.
+    /// Executes a batch of writes and stores each outcome in its entry.
     fn write(&mut self, entries: &mut [Entry], now: Timestamp) {
         let full = StoreError::Full { path: self.files.directory.clone() };
         if let Condition::Refusing(error) = &self.condition {
             return refuse(entries, |_| true, error);
         }
         if !self.reserve.restore() {
-            // What is left of the disk is for endings.
+            // The rest of the disk space is reserved for endings.
             self.counters.trouble(Some(full.clone()));
             refuse(entries, |entry| entry.job.class() == Class::Ordinary, &full);
         }
@@ -262,7 +262,7 @@ impl Engine {
         }
         tracing::debug!("the reserve of disk space is used to record what ends");
         self.reserve.release();
-        // Now there is space to bring the log into the database; then it is written from its beginning again.
+        // Now there is space to checkpoint the log; then SQLite reuses it from its beginning.
         self.checkpoint();
         let ending = |entry: &Entry| entry.job.class() == Class::Ending;
         match self.attempt(entries, ending, now) {
@@ -272,7 +272,7 @@ impl Engine {
         }
     }
 
-    /// One transaction of the entries that are meant. On failure nothing of it is there.
+    /// Executes the selected entries in one transaction. A failure leaves no changes.
     fn attempt(
         &mut self,
         entries: &mut [Entry],
@@ -284,7 +284,7 @@ impl Engine {
         if done.is_err() {
             self.head = before;
             if !self.connection.is_autocommit() {
-                // A transaction that can't even be rolled back ends with the connection.
+                // If even the rollback fails, the transaction ends with the connection.
                 let _ = self.connection.execute_batch("ROLLBACK");
             }
         }
@@ -337,7 +337,7 @@ impl Engine {
             self.sql("RELEASE job")?;
         }
         if self.head.sequence == before {
-            // Every change takes a sequence number: there was none.
+            // Every change takes a sequence number, so there was no change.
             return self.sql("ROLLBACK");
         }
         self.head.at = now;
@@ -362,13 +362,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Commits after which the log is brought into the database. On a full disk it must not grow, so that the
-    /// reserve covers many endings.
+    /// Returns the number of commits after which the log is checkpointed. On a full disk it must not grow, so
+    /// that the reserve suffices for many endings.
     fn commits_a_checkpoint(&self) -> u64 {
         if self.counters.is_full() { COMMITS_A_CHECKPOINT_WHEN_FULL } else { COMMITS_A_CHECKPOINT }
     }
 
-    /// Finds out whether a disk that was full has space again.
+    /// Checks whether a disk that was full has space again.
     fn look_for_space(&mut self) {
         if matches!(self.condition, Condition::Fine) && self.reserve.restore() && self.reserve.has_room_beside() {
             self.counters.trouble(None);
@@ -385,7 +385,7 @@ impl Engine {
         statement.execute([]).map(|_| ()).map_err(|error| failure(from_sqlite(&error)))
     }
 
-    /// What can wait for a quiet moment.
+    /// Does the work that waits for a quiet moment.
     fn tidy(&mut self) {
         let due =
             self.commits_since_prune >= COMMITS_A_PRUNE || self.pruned.is_none_or(|last| last.elapsed() >= PRUNE_EVERY);
@@ -400,7 +400,7 @@ impl Engine {
         self.checkpoint();
     }
 
-    /// Brings the log into the database. On a full disk the log just goes on.
+    /// Checkpoints the log. On a full disk the log continues to grow.
     fn checkpoint(&mut self) {
         self.commits_since_checkpoint = 0;
         if matches!(self.condition, Condition::Refusing(_)) {
@@ -412,7 +412,7 @@ impl Engine {
                 tracing::debug!("no space to bring the log into the database");
             } else {
                 tracing::warn!(%error, "cannot bring the log into the database");
-                // A later attempt might report success for pages that the kernel dropped.
+                // A second attempt might report success for pages that the kernel dropped.
                 let file = self.files.database.clone();
                 self.refuse_from_now_on(StoreError::Broken { file, cause: error.to_string() });
             }
@@ -433,7 +433,7 @@ fn refuse(entries: &mut [Entry], which: impl Fn(&Entry) -> bool, error: &StoreEr
     }
 }
 
-/// Housekeeping as a write like any other.
+/// Housekeeping, executed as a write like any other.
 struct Prune {
     bounds: Bounds,
 }
@@ -451,7 +451,7 @@ impl Write for Prune {
 }
 
 impl Tx<'_> {
-    /// Forgets what is beyond the bounds; how many records.
+    /// Deletes records beyond the bounds and returns their number.
     pub(crate) fn prune(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let operations = self.prune_operations(bounds.operations)?;
         let leases = self.prune_leases(bounds)?;

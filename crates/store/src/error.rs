@@ -1,5 +1,5 @@
-//! Why the store can't be opened, and why something could not be recorded: each names the file,
-//! the cause and what to type next.
+//! Reasons why the store cannot be opened, or a change not recorded. Each message names the file, the cause and
+//! a command that helps.
 
 use std::{
     fmt, io,
@@ -10,10 +10,10 @@ use gpush_api::{ApiError, Code, LeaseId, LeaseState, OperationState};
 
 use crate::operation::OperationId;
 
-/// Why the store can't be opened at all.
+/// A reason why the store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The state directory can't be made or written.
+    /// The state directory cannot be created or written.
     #[error("the state directory {} can't be used; give a writable one with --state-dir", path.display())]
     Unusable {
         /// The directory, or the file in it.
@@ -21,22 +21,22 @@ pub enum OpenError {
         /// Why.
         source: io::Error,
     },
-    /// The state directory, or a file in it, is somebody else's or may be written by others.
+    /// Another user owns the state directory or a file in it, or others may write it.
     #[error("{} {why}, so what gpushd records there can't be relied on: {}; or give another directory with \
              --state-dir", path.display(), why.way_out(path))]
     Untrusted {
         /// The directory, or the file in it.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         why: Untrusted,
     },
-    /// Another agent has it.
+    /// Another agent has locked it.
     #[error("another gpushd {}has the state directory {}; stop it (`systemctl stop gpushd`{}), or give another \
              directory with --state-dir", by(*.holder, "(pid ", ") "), path.display(), by(*.holder, " or `kill ", "`"))]
     Held {
         /// The directory.
         path: PathBuf,
-        /// The other one's process, when it could be read.
+        /// The other agent's pid, if it could be read.
         holder: Option<u32>,
     },
     /// The directory is on a network file system.
@@ -48,7 +48,7 @@ pub enum OpenError {
         /// Name of the file system.
         kind: &'static str,
     },
-    /// No space to make the database or to bring it up to date.
+    /// No space to create the database or to migrate it.
     #[error("no space left on the disk of {}; free some (`df -h {}`), then start gpushd again",
             path.display(), path.display())]
     Full {
@@ -61,31 +61,31 @@ pub enum OpenError {
     Database {
         /// The file.
         file: PathBuf,
-        /// What SQLite says.
+        /// SQLite's message.
         cause: String,
     },
 }
 
-/// Why a directory or a file is not relied on.
+/// A reason why a directory or a file is not trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Untrusted {
-    /// It is another user's.
+    /// Another user owns it.
     Owner {
-        /// Whose it is.
+        /// Its owner.
         uid: u32,
-        /// Who we are.
+        /// gpushd's own uid.
         own: u32,
     },
     /// Others than its owner may write it.
     Mode {
-        /// Whose it is.
+        /// Its owner.
         uid: u32,
         /// Its permissions.
         mode: u32,
     },
     /// It is a symbolic link.
     Link,
-    /// It is no regular file.
+    /// It is not a regular file.
     NoFile,
 }
 
@@ -103,13 +103,13 @@ impl fmt::Display for Untrusted {
                 write!(f, "may be written by others than its owner (uid {uid}, mode {mode:04o})")
             }
             Self::Link => write!(f, "is a symbolic link"),
-            Self::NoFile => write!(f, "is no regular file"),
+            Self::NoFile => write!(f, "is not a regular file"),
         }
     }
 }
 
 impl Untrusted {
-    /// What to type about it.
+    /// Returns the command that fixes it.
     fn way_out(self, path: &Path) -> String {
         let path = path.display();
         match self {
@@ -126,11 +126,11 @@ fn by(pid: Option<u32>, before: &str, after: &str) -> String {
     pid.map_or_else(String::new, |pid| format!("{before}{pid}{after}"))
 }
 
-/// Why a transaction did not come about. Nothing of it is recorded, but for
-/// [`StoreError::Uncertain`] and [`StoreError::Gone`], after which only a restart can tell.
+/// A reason why a transaction failed. None of it is recorded, except for [`StoreError::Uncertain`] and
+/// [`StoreError::Gone`], where only a restart can tell.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StoreError {
-    /// No space. What ends an operation can still be recorded.
+    /// No space. Endings of operations can still be recorded.
     #[error("no space left on the disk of {}: only the end of what was begun can be recorded; free some (`df -h {}`)",
             path.display(), path.display())]
     Full {
@@ -148,20 +148,20 @@ pub enum StoreError {
         /// Newest that this build knows.
         known: u32,
     },
-    /// The database was deleted or replaced while we ran.
+    /// The database was deleted or replaced while gpushd ran.
     #[error("{} was deleted or replaced while gpushd ran: what is recorded may be lost; restart gpushd \
              (`systemctl restart gpushd`), it then says what is lost", file.display())]
     Gone {
-        /// What is not there any more.
+        /// The missing file.
         file: PathBuf,
     },
-    /// The disk failed in the middle of this transaction: a restart will show whether it counts.
+    /// The disk failed during this transaction: only a restart shows whether it was recorded.
     #[error("whether this is recorded in {} is not known: {cause}; look at the disk (`dmesg`), then restart gpushd \
              (`systemctl restart gpushd`)", file.display())]
     Uncertain {
         /// The file.
         file: PathBuf,
-        /// What SQLite says.
+        /// SQLite's message.
         cause: String,
     },
     /// The disk failed earlier.
@@ -170,10 +170,10 @@ pub enum StoreError {
     Broken {
         /// The file.
         file: PathBuf,
-        /// What happened.
+        /// The cause.
         cause: String,
     },
-    /// A record is not what was written.
+    /// A record is damaged.
     #[error(
         "a record of {table} is damaged: {what}; restart gpushd (`systemctl restart gpushd`): it sets the \
              damaged database aside"
@@ -181,26 +181,26 @@ pub enum StoreError {
     Corrupt {
         /// Table.
         table: String,
-        /// What is wrong with it.
+        /// The damage.
         what: String,
     },
-    /// The operation can't go from one stage to the other.
+    /// The operation cannot change from one stage to the other.
     #[error("operation {operation} is {from} and can't become {to}")]
     Transition {
-        /// Which.
+        /// The operation.
         operation: OperationId,
-        /// Where it is.
+        /// Its stage.
         from: OperationState,
-        /// Where it was to go.
+        /// The stage that was requested.
         to: OperationState,
     },
-    /// No such operation, or it was forgotten.
+    /// No such operation, or its record was deleted.
     #[error("there is no operation {0}; `gpushctl operation list` shows those that are known")]
     NoSuchOperation(OperationId),
-    /// The lease can't go from one state to the other.
+    /// The lease cannot change from one state to the other.
     #[error("lease {lease} is {from} and can't become {to}")]
     LeaseTransition {
-        /// Which.
+        /// The lease.
         lease: LeaseId,
         /// Its state.
         from: LeaseState,
@@ -210,37 +210,37 @@ pub enum StoreError {
     /// No such lease, or it was deleted from history.
     #[error("there is no lease {0}; list the leases with `gpushctl lease list`")]
     NoSuchLease(LeaseId),
-    /// A record is too large to be taken.
+    /// A record is too large to be stored.
     #[error("a record of {table} would take {bytes} bytes; {most} are allowed")]
     TooLarge {
         /// Table.
         table: &'static str,
         /// Its size.
         bytes: usize,
-        /// The most.
+        /// Maximum size.
         most: usize,
     },
-    /// A record could be written and not be read again: JSON nested too deeply.
+    /// A record could be written but not read back: its JSON is nested too deeply.
     #[error("a record of {table} could not be read again: {cause}")]
     Unreadable {
         /// Table.
         table: &'static str,
-        /// Why.
+        /// The cause.
         cause: String,
     },
-    /// SQLite refuses for a reason that is a fault of ours.
+    /// SQLite refuses because of a bug in gpush.
     #[error("the database refused: {0}")]
     Internal(String),
-    /// More work is waiting than will be taken.
+    /// The queue is full.
     #[error("{waiting} changes wait to be recorded; try again")]
     Busy {
-        /// How many wait.
+        /// Number of queued jobs.
         waiting: usize,
     },
     /// The store was closed, or its thread is gone.
     #[error("gpushd is stopping: nothing more is recorded")]
     Closed,
-    /// The caller's own closure refused.
+    /// The caller's closure returned an error.
     #[error("{0}")]
     Refused(Box<ApiError>),
 }
@@ -266,7 +266,7 @@ impl From<StoreError> for ApiError {
                 (Code::Internal, false)
             }
         };
-        // Each sentence ends with the way out after a semicolon, if there is one.
+        // A sentence ends with a semicolon and the hint, if there is one.
         let text = error.to_string();
         let mut api = match text.rsplit_once("; ") {
             Some((message, hint)) => ApiError::new(code, message).hint(hint),
@@ -277,7 +277,7 @@ impl From<StoreError> for ApiError {
     }
 }
 
-/// What SQLite said, in the terms of [`StoreError`], while a statement ran (not at a commit).
+/// Converts an SQLite error from a statement (not from a commit) to a [`StoreError`].
 pub(crate) fn from_sqlite(error: &rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode;
     match error.sqlite_error_code() {
@@ -285,7 +285,7 @@ pub(crate) fn from_sqlite(error: &rusqlite::Error) -> StoreError {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             StoreError::Corrupt { table: "the database".to_owned(), what: error.to_string() }
         }
-        // Faults of the machine or of others, not of the file's content.
+        // Faults of the machine or of other programs, not of the file's content.
         Some(
             ErrorCode::SystemIoFailure
             | ErrorCode::CannotOpen

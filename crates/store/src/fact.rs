@@ -1,4 +1,4 @@
-//! Single facts about the store and the host: schema, last boot, what was lost.
+//! Single facts about the store and the host: schema, last boot, losses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,16 +39,16 @@ impl Record for Fact {
     }
 }
 
-/// How far the store has come; the one row of its table, written with every commit.
+/// The store's progress: the one row of its table, written with every commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Head {
     /// Last sequence number given to a change.
     pub(crate) sequence: u64,
     /// Last operation number.
     pub(crate) operation: u64,
-    /// Generation of what is wanted beside the config.
+    /// Generation of the overrides and other desired state outside the config file.
     pub(crate) generation: u64,
-    /// Clock at the last commit.
+    /// Time of the last commit.
     pub(crate) at: Timestamp,
 }
 
@@ -81,16 +81,16 @@ impl Record for Head {
 /// A loss of recorded state that is not accepted yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
-    /// When it was noticed.
+    /// Time of detection.
     pub at: Timestamp,
-    /// Boot in which it was noticed: promises about GPUs don't outlive a boot.
+    /// Boot on which it was detected: promises about GPUs do not outlive a boot.
     pub boot_id: String,
-    /// What was wrong.
+    /// Cause.
     pub cause: String,
-    /// Where the damaged database is kept, if there was one.
+    /// Path of the damaged database that was set aside, if there was one.
     pub kept: Option<PathBuf>,
-    /// Whether promises of the boot may be among it: then the managed GPUs are `held`. A loss that is found
-    /// on a new boot concerns overrides, cordons and the audit trail only.
+    /// Whether promises of the boot may be lost too: then the managed GPUs are `held`. A loss found on a new
+    /// boot concerns only overrides, cordons and the audit trail.
     #[serde(default = "held_by_default")]
     pub holds: bool,
 }
@@ -100,29 +100,29 @@ fn held_by_default() -> bool {
     true
 }
 
-/// Since when it is known who was given what, where a loss was accepted in this boot.
+/// The time since when all grants are on record, after a loss was accepted on this boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownSince {
     /// The kernel's id of the boot.
     pub boot_id: String,
-    /// Clock ticks since that boot, as the starts of processes are counted.
+    /// Clock ticks since that boot, comparable with the start times of processes.
     pub ticks: u64,
 }
 
-/// What was done of the layouts that a boot wants.
+/// Progress of applying the desired layouts after a boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootRecord {
     /// The kernel's id of the boot.
     pub boot_id: String,
-    /// GPUs, by UUID, on which no layout of this boot is due any more: they have it, it was
-    /// refused for good, or no rule claims them.
+    /// UUIDs of the GPUs with nothing left to apply on this boot: they have their layout, it was refused
+    /// finally, or no rule claims them.
     pub settled: BTreeSet<String>,
-    /// Whether none is due on any GPU.
+    /// Whether every GPU is settled.
     pub complete: bool,
 }
 
 impl BootRecord {
-    /// Of a boot on which nothing was done yet.
+    /// Creates the record of a boot on which nothing is applied yet.
     #[must_use]
     pub fn new(boot_id: String) -> Self {
         Self { boot_id, settled: BTreeSet::new(), complete: false }
@@ -150,7 +150,7 @@ impl View<'_> {
         Ok(facts.into_iter().next().map(|fact| fact.value))
     }
 
-    /// The boot that was last recorded with [`Tx::record_boot`].
+    /// Returns the boot that was last recorded with [`Tx::record_boot`].
     ///
     /// # Errors
     /// When the store can't be read.
@@ -159,7 +159,7 @@ impl View<'_> {
         serde_json::from_str(&text).map(Some).map_err(|error| corrupt(BOOT, &error))
     }
 
-    /// What was last noticed about each GPU, by UUID: see [`Tx::notice`].
+    /// Returns the last recorded observation of each GPU, by UUID: see [`Tx::notice`].
     ///
     /// # Errors
     /// When the store can't be read.
@@ -168,7 +168,7 @@ impl View<'_> {
         serde_json::from_str(&text).map_err(|error| corrupt(NOTICED, &error))
     }
 
-    /// Since when it is known who was given what; `None` when nothing was ever lost.
+    /// Returns since when all grants are on record; `None` if nothing was ever lost.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -177,7 +177,7 @@ impl View<'_> {
         serde_json::from_str(&text).map(Some).map_err(|error| corrupt(KNOWN_SINCE, &error))
     }
 
-    /// What was lost and is not accepted yet.
+    /// Returns the loss that is not accepted yet.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -188,7 +188,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Records how far the layouts of a boot are, in place of what was recorded of any boot.
+    /// Records the layout progress of a boot; replaces the record of any boot.
     ///
     /// # Errors
     /// When it can't be written.
@@ -198,8 +198,8 @@ impl Tx<'_> {
         record::put(self.connection, &Fact { name: BOOT.to_owned(), value })
     }
 
-    /// Records what was noticed about a GPU, in place of what was before: a fault that lasts is
-    /// acted on once, and not again by each agent that finds it still there.
+    /// Records an observation about a GPU; replaces the previous one. So gpushd acts on a lasting fault once,
+    /// and not again after each restart.
     ///
     /// # Errors
     /// When it can't be written.
@@ -211,7 +211,7 @@ impl Tx<'_> {
         record::put(self.connection, &Fact { name: NOTICED.to_owned(), value })
     }
 
-    /// Records since when it is known who was given what.
+    /// Records since when all grants are on record.
     ///
     /// # Errors
     /// When it can't be written.
@@ -221,7 +221,7 @@ impl Tx<'_> {
         record::put(self.connection, &Fact { name: KNOWN_SINCE.to_owned(), value })
     }
 
-    /// Goes on after a loss; what it was. `None` when nothing was lost.
+    /// Accepts a loss and returns it; `None` if nothing was lost.
     ///
     /// # Errors
     /// When it can't be written.

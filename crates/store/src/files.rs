@@ -1,5 +1,4 @@
-//! Whether the files that are open are still the ones under their names: a database that was
-//! deleted takes writes as before, and gives them back to nobody.
+//! Whether the open files still exist under their names: writes to a deleted database succeed, but are lost.
 
 use std::{
     fs,
@@ -9,7 +8,7 @@ use std::{
 
 use crate::error::StoreError;
 
-/// A file that must stay the one that it is.
+/// A file whose identity must not change.
 #[derive(Debug)]
 struct Watched {
     path: PathBuf,
@@ -20,7 +19,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// Files that must stay ours: database, log, lock.
+/// The files to watch: database, log, lock.
 #[derive(Debug)]
 pub(crate) struct Files {
     pub(crate) directory: PathBuf,
@@ -29,7 +28,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Files of a database that is open, by now.
+    /// Records the files of an open database.
     pub(crate) fn of(directory: &Path, database: &Path) -> Self {
         let log = PathBuf::from(format!("{}-wal", database.display()));
         let watched = [database.to_owned(), log, directory.join("lock")];
@@ -37,11 +36,11 @@ impl Files {
         Self { directory: directory.to_owned(), database: database.to_owned(), watched }
     }
 
-    /// The first that is not there any more, or is another.
+    /// Returns the first file that is missing or was replaced.
     pub(crate) fn gone(&mut self) -> Option<&Path> {
         for file in &mut self.watched {
             let found = identity(&file.path);
-            // The log may come into being with the first commit.
+            // The log may be created by the first commit.
             let first = file.identity.is_none().then(|| file.identity = found).is_some();
             if found.is_none() || (!first && found != file.identity) {
                 return Some(&file.path);
@@ -50,7 +49,7 @@ impl Files {
         None
     }
 
-    /// Fills in what an error of a statement could not know.
+    /// Adds the file's path to an error that a statement could not know.
     pub(crate) fn locate(&self, error: StoreError) -> StoreError {
         match error {
             StoreError::Full { path } if path.as_os_str().is_empty() => {

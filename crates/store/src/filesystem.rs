@@ -1,34 +1,34 @@
-//! Which file systems may hold the store.
+//! File systems that can hold the store.
 //!
-//! On network file systems locks can be lost behind our back and a sync may end in a server's
-//! memory. Numbers are those of `statfs(2)` and the kernel's `include/uapi/linux/magic.h`; those
-//! of parallel file systems come from their own headers.
+//! On network file systems a lock can be lost silently, and a sync may only reach a server's memory. The
+//! numbers are those of `statfs(2)` and the kernel's `include/uapi/linux/magic.h`; those of parallel file
+//! systems come from their own headers.
 
 use std::{io, path::Path};
 
-/// What a file system means for the store.
+/// The suitability of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Fit.
+    /// Suitable.
     Local,
-    /// In memory: a reboot forgets it.
+    /// In memory: a reboot deletes it.
     Volatile(&'static str),
-    /// Served through FUSE (virtiofs included): what is behind it can't be told.
+    /// Through FUSE (virtiofs included): its backing storage is unknown.
     Opaque(&'static str),
-    /// Over a network: refused.
+    /// On a network: refused.
     Network(&'static str),
 }
 
-/// `f_type` of the file system of a directory.
+/// Returns the `f_type` of the file system of a directory.
 pub(crate) fn magic(directory: &Path) -> io::Result<i64> {
     let type_ = nix::sys::statfs::statfs(directory)?.filesystem_type();
     #[allow(clippy::unnecessary_cast, reason = "the type differs between architectures and C libraries")]
     Ok(type_.0 as i64)
 }
 
-/// What to make of `f_type`.
+/// Judges a file system by its `f_type`.
 pub(crate) fn judge(magic: i64) -> Verdict {
-    // Some kernels extend the sign of the 32 bits that they mean.
+    // Some kernels sign-extend the 32-bit value.
     match magic & 0xffff_ffff {
         0x0102_1994 => Verdict::Volatile("tmpfs"),
         0x8584_58f6 => Verdict::Volatile("ramfs"),
@@ -67,7 +67,7 @@ mod tests {
         }
         assert_eq!(judge(0x0102_1994), Verdict::Volatile("tmpfs"));
         assert_eq!(judge(0x6573_5546), Verdict::Opaque("FUSE"));
-        // And the number comes from where we think.
+        // The number is read from the right field.
         assert_eq!(magic(Path::new("/proc")).unwrap(), 0x9fa0);
     }
 }

@@ -1,5 +1,5 @@
-//! What can be done to the records of operations: begun with their intent, moved from stage to
-//! stage, ended, forgotten. The stages are drawn in [`crate::operation`].
+//! Changes of operation records: begun with their intent, moved from stage to stage, ended, pruned.
+//! [`crate::operation`] draws the stages.
 
 use gpush_api::{ApiError, OperationState, StepState};
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl View<'_> {
-    /// Operations, oldest first.
+    /// Returns the operations, oldest first.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -21,7 +21,7 @@ impl View<'_> {
         record::select(self.connection, "ORDER BY number", [], self.sealed)
     }
 
-    /// The last `limit` operations before number `before` (of all, without it), newest first.
+    /// Returns the last `limit` operations before number `before` (or of all operations), newest first.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -36,13 +36,13 @@ impl View<'_> {
         record::select(self.connection, rest, [before, limit], self.sealed)
     }
 
-    /// Number of the last operation; 0 before the first.
+    /// Returns the number of the last operation; 0 before the first.
     #[must_use]
     pub fn last_operation(&self) -> OperationId {
         OperationId(self.head.operation)
     }
 
-    /// One operation.
+    /// Returns one operation.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -50,7 +50,7 @@ impl View<'_> {
         Ok(record::select(self.connection, "WHERE number = ?1", [id.0.cast_signed()], self.sealed)?.pop())
     }
 
-    /// Intent of an operation.
+    /// Returns the intent of an operation.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -60,7 +60,7 @@ impl View<'_> {
         Ok(rows.into_iter().next().map(|row| row.intent))
     }
 
-    /// What an operation did beside driver calls, in order.
+    /// Returns the undo entries of an operation, in order: its actions other than driver calls.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -70,8 +70,8 @@ impl View<'_> {
         Ok(rows.into_iter().map(|row| row.undo).collect())
     }
 
-    /// Operations that have not ended, and those that ended with something still to be taken
-    /// back; oldest first, with all that recovery needs.
+    /// Returns the operations that have not ended, and those with undo entries left. They are sorted oldest
+    /// first and contain everything that recovery needs.
     ///
     /// # Errors
     /// When the store can't be read, or an intent is missing.
@@ -102,7 +102,7 @@ impl Tx<'_> {
         self.insert(new, OperationState::Queued)
     }
 
-    /// Records an operation as running. The first driver call may be made once this is recorded.
+    /// Records an operation as running. The first driver call may follow once this is recorded.
     ///
     /// # Errors
     /// When it can't be written.
@@ -137,8 +137,8 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Starts an operation that was queued or waiting, with the intent and the steps to come as
-    /// they are now. The first driver call may be made once this is recorded.
+    /// Starts a queued or waiting operation, with its current intent and steps. The first driver call may
+    /// follow once this is recorded.
     ///
     /// # Errors
     /// When it is not at such a stage, or can't be written.
@@ -151,7 +151,7 @@ impl Tx<'_> {
         let record = self.known(id)?;
         match record.stage {
             OperationState::Queued | OperationState::Waiting => {}
-            // What is recorded of the time before must not be overwritten by a later reading.
+            // A later reading must not replace the recorded state from before.
             OperationState::Running
             | OperationState::Cancelling
             | OperationState::Interrupted
@@ -167,8 +167,8 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Moves an operation to a stage that is not final: `Running` again after an interruption, but
-    /// not for the first time, which is [`Tx::start`] with an intent.
+    /// Moves an operation to a stage that is not final. After an interruption it may be `Running` again; for
+    /// the first start, use [`Tx::start`].
     ///
     /// # Errors
     /// When it can't go there ([`may_become`]), or can't be written.
@@ -182,8 +182,8 @@ impl Tx<'_> {
         self.update(record, to, |_| {})
     }
 
-    /// Moves an operation to `Cancelling`, with why it is taken back: whoever ends it after a crash
-    /// has that to tell. One that somebody cancelled may be there already.
+    /// Moves an operation to `Cancelling` with the reason for the rollback, which an agent that recovers it
+    /// will report. It may be cancelled already.
     ///
     /// # Errors
     /// When it has ended, or it can't be written.
@@ -192,8 +192,8 @@ impl Tx<'_> {
         self.update(record, OperationState::Cancelling, |record| record.error = Some(why))
     }
 
-    /// Records that somebody wants it taken back: what was not begun ends as rolled back because of
-    /// `why`, what was begun is being taken back from now on.
+    /// Records a cancellation. An operation that has not begun ends as rolled back because of `why`; one that
+    /// has begun is being rolled back from now on.
     ///
     /// # Errors
     /// When it has ended, or it can't be written.
@@ -209,7 +209,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Replaces what is noted, for people, of an operation.
+    /// Replaces the notes of an operation, which are for people.
     ///
     /// # Errors
     /// When it has ended, or it can't be written.
@@ -219,7 +219,7 @@ impl Tx<'_> {
         self.update(record, stage, |record| record.notes = notes)
     }
 
-    /// Notes how far an operation is.
+    /// Records the progress of an operation.
     ///
     /// # Errors
     /// When it has ended, or it can't be written.
@@ -229,8 +229,8 @@ impl Tx<'_> {
         self.update(record, stage, |record| record.progress = progress)
     }
 
-    /// Ends an operation. Sent through [`crate::Store::write_ending`], so that a full disk does
-    /// not keep it from being recorded.
+    /// Ends an operation. Send it through [`crate::Store::write_ending`], so that it can be recorded on a full
+    /// disk.
     ///
     /// # Errors
     /// When it can't end like this, or it can't be written.
@@ -254,8 +254,8 @@ impl Tx<'_> {
         })
     }
 
-    /// Raises the revision of an operation to `revision`, whatever its stage. Not all that is told of
-    /// one that goes on is recorded; told of its end, nobody shall see the revision fall.
+    /// Raises the revision of an operation to `revision`, whatever its stage. Clients see more revisions of a
+    /// running operation than are recorded, and the revision must not fall when it ends.
     ///
     /// # Errors
     /// When there is no such operation, or it can't be written.
@@ -269,7 +269,7 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Records what has to be taken back, before it is done; its position.
+    /// Records an undo entry before the action itself, and returns its position.
     ///
     /// # Errors
     /// When the operation has ended, or it can't be written.
@@ -282,8 +282,8 @@ impl Tx<'_> {
         Ok(position)
     }
 
-    /// Records that it was taken back, also after the operation has ended. `false` when there is
-    /// nothing at that position.
+    /// Records that an undo entry was executed, also after the operation has ended. Returns `false` if there is
+    /// no such entry.
     ///
     /// # Errors
     /// When it can't be written.
@@ -320,8 +320,8 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Forgets what ended longest ago (by sequence), so that at most `keep` that ended stay. One
-    /// with something still to be taken back is kept.
+    /// Deletes the records of operations that ended longest ago (by sequence), so that at most `keep` ended
+    /// ones remain. Operations with undo entries left are kept.
     pub(crate) fn prune_operations(&mut self, keep: usize) -> Result<usize, StoreError> {
         let mut ended: Vec<_> = self.view().operations()?;
         ended.retain(|record| record.stage.is_final());

@@ -1,34 +1,34 @@
-//! What `gpushd` must not forget: the journal of operations, overrides, conditions of GPUs,
-//! answers already given, the audit trail, the boot it last ran in, shares of MPS targets, leases.
+//! Persistent state of `gpushd`: the journal of operations, overrides, conditions of GPUs, answers by idempotency
+//! key, the audit trail, the last boot, MPS targets, leases.
 //!
-//! One SQLite file in the state directory, one thread that owns it, and one rule: **whoever is
-//! told that something is recorded may pull the plug**. Many callers' transactions share one sync
-//! ([`engine`]); none of them hears of success before that sync has returned.
+//! It is one SQLite file in the state directory, owned by one thread. Its promise: **what is reported as recorded
+//! survives a power cut**. Transactions of many callers share one sync ([`engine`]), and none is reported before
+//! that sync has returned.
 //!
 //! ```text
 //! callers ──write(|tx| …)──► queue ──► one thread: BEGIN, each job in its savepoint, COMMIT (sync)
 //!    ▲                                    │            │
-//!    └────────────── reply ◄── still our file? ◄── watermark
+//!    └────────────── reply ◄── same file?      ◄── watermark
 //! ```
 //!
-//! What can go wrong, and what then:
+//! Failures and their handling:
 //!
 //! | trouble | what happens |
 //! |---|---|
 //! | a second agent | [`OpenError::Held`] with the holder's pid, for as long as the first lives |
-//! | a network file system | [`OpenError::NetworkFilesystem`]: its locks and syncs promise too little |
-//! | somebody else's, or others may write it | [`OpenError::Untrusted`] with what to type |
-//! | tmpfs | allowed; [`Note::Volatile`] says that a reboot forgets |
+//! | a network file system | [`OpenError::NetworkFilesystem`]: its locks and syncs are not reliable |
+//! | owned or writable by another user | [`OpenError::Untrusted`] with a command that fixes it |
+//! | tmpfs | allowed; [`Note::Volatile`] says that a reboot deletes it |
 //! | disk full | ordinary writes are refused; endings ([`Store::write_ending`]) use the [`reserve`] |
-//! | a sync or write fails | the store is [`StoreError::Broken`] until it is opened anew: what the disk holds is not known before it is read again |
-//! | deleted or replaced under us | [`StoreError::Gone`] before anybody is told of success |
+//! | a sync or write fails | the store is [`StoreError::Broken`] until it is reopened: the content of the disk is unknown until then |
+//! | deleted or replaced while open | [`StoreError::Gone`], before any success is reported |
 //! | damaged, deleted, or older than it was | set aside under a dated name, [`Note::Lost`] until [`Tx::accept_loss`] |
 //! | of another machine (cloned disk) | set aside under a dated name, [`Note::OtherHost`] |
 //! | written by a newer gpushd | opened read-only, [`Note::NewerSchema`] |
 //! | clock set back | order is by sequence number; [`Note::ClockBack`] says so |
 //!
-//! Damage is found by SQLite's integrity check, a seal over every row ([`record`]), a comparison
-//! of the whole schema, and its progress recorded in a [`watermark`] and a marker outside of the file.
+//! Damage is detected by SQLite's integrity check, a seal over every row ([`record`]), a comparison of the whole
+//! schema, and the progress recorded in a [`watermark`] and a marker outside the file.
 
 mod answer;
 mod aside;
@@ -63,7 +63,7 @@ pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use error::{OpenError, StoreError, Untrusted};
 pub use fact::{BootRecord, KnownSince, Lost};
 pub use lease::{LeaseHistory, LeaseRecord, LeaseSource, LeaseTerms, NewLease};
-pub use mps::{MpsSet, MpsShare, MpsStopped, MpsTarget, NewMpsShare, ProcessId};
+pub use mps::{MpsSet, MpsStopped, MpsTarget};
 pub use note::{Bounds, Note, Opened, Options};
 pub use operation::{
     GpuIntent, Intent, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,

@@ -1,10 +1,10 @@
 //! The lock of the state directory, held for the life of an agent.
 //!
-//! Two agents would both reshape the same GPUs. The lock is an `flock`, so it ends with its process however that ends;
-//! the file holds the pid of the holder, which the other agent reports.
+//! Two agents would both change the same GPUs. The lock is an `flock`, so the kernel releases it when its
+//! process ends. The file contains the holder's pid, which the other agent reports.
 //!
-//! A child has every descriptor of its parent from `fork` to `exec`. So the lock of an agent that was killed between
-//! the two is held for a moment by nobody that matters: an agent tries for [`PATIENCE`] before it gives up.
+//! A child process inherits every descriptor from `fork` until `exec`. If an agent is killed between the two,
+//! its child holds the lock for a moment, so an agent keeps trying for [`PATIENCE`].
 
 use std::{
     fs,
@@ -45,7 +45,7 @@ impl Lock {
         })
     }
 
-    /// Tries again as long as `again` says so.
+    /// Tries again while `again` returns true.
     fn take_while(directory: &Path, mut again: impl FnMut() -> bool) -> Result<Self, OpenError> {
         let path = directory.join("lock");
         let unusable = |source: io::Error| OpenError::Unusable { path: path.clone(), source };
@@ -64,7 +64,7 @@ impl Lock {
         let note = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| lock.write_all(pid.as_bytes()));
         match note {
             Ok(()) => {}
-            // Only the pid for a message is missing: a full disk must not keep the agent from starting.
+            // Only the pid for a message is missing: a full disk must not prevent a start.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
             Err(error) => return Err(unusable(error)),
         }
@@ -72,7 +72,7 @@ impl Lock {
     }
 }
 
-/// Returns the pid in the file, if there is such a process: the agent that wrote it may have ended.
+/// Returns the pid in the file, if that process exists: the agent that wrote it may have ended.
 fn holder(mut file: fs::File) -> Option<u32> {
     let mut text = String::new();
     file.read_to_string(&mut text).ok()?;

@@ -1,5 +1,5 @@
-//! What must not be forgotten of MPS: who took which share of a target, and what an administrator made of
-//! a target above its rule. The compute mode that its GPU had before is with `shared_gpu`.
+//! MPS targets: whether their daemons were stopped, and settings that override their rules. The compute mode that a GPU
+//! had before is with `shared_gpu`.
 
 use gpush_api::{Actor, MpsSettings};
 use jiff::Timestamp;
@@ -11,111 +11,35 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// A process, told from one that gets its pid later by when it was started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ProcessId {
-    /// Pid.
-    pub pid: u32,
-    /// Its start, in clock ticks since the boot.
-    pub start: u64,
-}
-
-/// A share that shall be recorded.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NewMpsShare {
-    /// GPU or MIG device by UUID.
-    pub target: String,
-    /// Who takes it.
-    pub by: Actor,
-    /// What its clients may have.
-    pub settings: MpsSettings,
-    /// With whose end it ends.
-    pub process: Option<ProcessId>,
-    /// When it ends by itself.
-    pub expires_at: Option<Timestamp>,
-}
-
-/// A share that somebody has.
-#[derive(Debug, Clone, PartialEq)]
-pub struct MpsShare {
-    /// Its number, never given twice.
-    pub id: u64,
-    /// GPU or MIG device by UUID.
-    pub target: String,
-    /// Who took it.
-    pub by: Actor,
-    /// What its clients may have.
-    pub settings: MpsSettings,
-    /// When it was taken.
-    pub created_at: Timestamp,
-    /// With whose end it ends.
-    pub process: Option<ProcessId>,
-    /// When it ends by itself, by the wall clock.
-    pub expires_at: Option<Timestamp>,
-    /// Boot in which it was taken: its clients don't outlive it.
-    pub boot_id: String,
-}
-
-impl Record for MpsShare {
-    const TABLE: &'static str = "mps_shares";
-    const COLUMNS: &'static [&'static str] =
-        &["id", "target", "actor", "settings", "created_at", "process", "expires_at", "boot_id"];
-
-    fn write(&self, columns: &mut Columns) -> Result<(), StoreError> {
-        columns.put_number(self.id)?;
-        columns.put_text(&self.target);
-        columns.put_json(&self.by)?;
-        columns.put_json(&self.settings)?;
-        columns.put_time(self.created_at);
-        columns.put_json(&self.process)?;
-        columns.put_time_or_null(self.expires_at);
-        columns.put_text(&self.boot_id);
-        Ok(())
-    }
-
-    fn read(columns: &mut Columns) -> Result<Self, StoreError> {
-        Ok(Self {
-            id: columns.number()?,
-            target: columns.text()?,
-            by: columns.json()?,
-            settings: columns.json()?,
-            created_at: columns.time()?,
-            process: columns.json()?,
-            expires_at: columns.time_or_null()?,
-            boot_id: columns.text()?,
-        })
-    }
-}
-
-/// Who stopped a daemon, and how long its clients may take to go.
+/// The stop of a daemon, with a deadline for its clients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MpsStopped {
-    /// Who.
+    /// The user who stopped it.
     pub by: Actor,
-    /// When clients that are still there are ended; never, unless somebody said so.
+    /// When the remaining clients are ended; `None` without a deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_at: Option<Timestamp>,
 }
 
-/// What was set in place of the settings of a rule.
+/// Settings that override those of a rule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MpsSet {
-    /// What was set.
+    /// The new settings.
     pub settings: MpsSettings,
-    /// What the rule said then: when it says something else, the rule is in force again.
+    /// The rule's settings at that time: if the rule changes, it is effective again.
     pub rule: MpsSettings,
 }
 
-/// What is on record of a target beside its shares.
+/// The record of a target.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MpsTarget {
     /// GPU or MIG device by UUID.
     pub target: String,
-    /// That somebody stopped its daemon; it stays so until somebody starts it.
+    /// Set while its daemon is stopped on request, until a user starts it.
     pub stopped: Option<MpsStopped>,
-    /// What was set in place of the rule's settings.
+    /// Settings that override the rule's.
     pub set: Option<MpsSet>,
-    /// Boot on which an operation brought up the daemon of a full GPU. Recorded is the boot in which it is.
+    /// Boot on which an operation started the daemon of a whole GPU. The store records the current boot.
     pub in_force: Option<String>,
 }
 
@@ -136,15 +60,7 @@ impl Record for MpsTarget {
 }
 
 impl View<'_> {
-    /// Shares in the order in which they were taken, those past their time included.
-    ///
-    /// # Errors
-    /// When the store can't be read.
-    pub fn mps_shares(&self) -> Result<Vec<MpsShare>, StoreError> {
-        record::select(self.connection, "ORDER BY id", [], self.sealed)
-    }
-
-    /// What is on record of targets, by UUID.
+    /// Returns the records of targets, by UUID.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -154,40 +70,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Records a share.
-    ///
-    /// # Errors
-    /// When it can't be written.
-    pub fn take_mps_share(&mut self, new: NewMpsShare) -> Result<MpsShare, StoreError> {
-        let taken = MpsShare {
-            id: self.next_sequence(),
-            target: new.target,
-            by: new.by,
-            settings: new.settings,
-            created_at: self.now,
-            process: new.process,
-            expires_at: new.expires_at,
-            boot_id: self.boot_id.to_owned(),
-        };
-        record::put(self.connection, &taken)?;
-        Ok(taken)
-    }
-
-    /// Ends a share; what it was. An ending: send it through [`crate::Store::write_ending`].
-    ///
-    /// # Errors
-    /// When it can't be written.
-    pub fn end_mps_share(&mut self, id: u64) -> Result<Option<MpsShare>, StoreError> {
-        let key = i64::try_from(id).map_err(|_| StoreError::Internal(format!("{id} is too large")))?;
-        let old = record::select::<MpsShare>(self.connection, "WHERE id = ?1", [key], true)?.pop();
-        if old.is_some() {
-            self.next_sequence();
-            record::delete::<MpsShare>(self.connection, "WHERE id = ?1", [key])?;
-        }
-        Ok(old)
-    }
-
-    /// Ends the shares of any boot but this one, and forgets what was in force on others.
+    /// Deletes which daemons were started on other boots.
     ///
     /// # Errors
     /// When it can't be written.
@@ -197,15 +80,10 @@ impl Tx<'_> {
                 self.set_mps_target(&MpsTarget { in_force: None, ..target })?;
             }
         }
-        for share in self.view().mps_shares()? {
-            if share.boot_id != self.boot_id {
-                self.end_mps_share(share.id)?;
-            }
-        }
         Ok(())
     }
 
-    /// Changes what is to be remembered of a target.
+    /// Changes the record of a target.
     ///
     /// # Errors
     /// When it can't be written.
@@ -219,8 +97,7 @@ impl Tx<'_> {
         self.set_mps_target(&change(known))
     }
 
-    /// Records what is to be remembered of a target, in place of what was; nothing of it any more, when it
-    /// says nothing.
+    /// Sets the record of a target, and deletes it if it is empty.
     ///
     /// # Errors
     /// When it can't be written.

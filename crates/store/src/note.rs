@@ -1,4 +1,4 @@
-//! How to open the store, and what opening has to say.
+//! Options for opening the store, and the notes that opening returns.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
@@ -6,33 +6,33 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{fact::Lost, store::Store};
 
-/// Where the time comes from.
+/// A source of the time.
 pub(crate) type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// How much is kept.
+/// Limits on stored records.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounds {
-    /// Disk space kept back for endings, bytes.
+    /// Reserved disk space for endings, bytes.
     pub reserve: u64,
-    /// Operations that ended.
+    /// Ended operations.
     pub operations: usize,
-    /// Leases that ended, of one user.
+    /// Ended leases of one user.
     pub leases_per_uid: usize,
-    /// Leases that ended.
+    /// Ended leases of all users.
     pub leases: usize,
-    /// Answers kept under idempotency keys, of one user.
+    /// Answers stored under idempotency keys, for one user.
     pub answers_per_uid: usize,
-    /// Answers kept of all users but root and the agent's own.
+    /// Answers stored for all users except root and the agent's own user.
     pub answers: usize,
-    /// Audit records, at most, without those that every user can make.
+    /// Maximum number of audit records, without those that every user can create.
     pub audit_most: usize,
-    /// Audit records of shares, and as many of refused attempts to administer, at most, of one user.
+    /// Maximum number of one user's audit records of shares, and of refused attempts to administer.
     pub audit_shares_per_uid: usize,
-    /// Audit records of shares, and as many of refused attempts to administer, at most.
+    /// Maximum number of all users' audit records of shares, and of refused attempts to administer.
     pub audit_shares: usize,
-    /// Audit records that are kept whatever their age.
+    /// Audit records that are kept at any age.
     pub audit_least: usize,
-    /// Age beyond which audit records are forgotten.
+    /// Age beyond which audit records are deleted.
     pub audit_age: SignedDuration,
 }
 
@@ -54,19 +54,19 @@ impl Default for Bounds {
     }
 }
 
-/// How to open.
+/// Options for opening.
 #[derive(Clone)]
 pub struct Options {
-    /// Boot in which the agent runs; recorded with operations, conditions and losses.
+    /// Boot on which the agent runs; recorded with operations, conditions and losses.
     pub boot_id: String,
-    /// How much is kept.
+    /// Limits on stored records.
     pub bounds: Bounds,
-    /// File in a directory that a reboot clears, by which an emptied state directory is told from a first
-    /// start. Without one, only the state directory itself is checked.
+    /// File in a directory that a reboot clears. It distinguishes an emptied state directory from a first
+    /// start. Without it, only the state directory itself is checked.
     pub marker: Option<PathBuf>,
-    /// Id of the machine, where it has one: the database of a cloned file system is not used.
+    /// Id of the machine, if it has one: the database of a cloned file system is not used.
     pub machine_id: Option<String>,
-    /// Where the time comes from.
+    /// The source of the time.
     pub clock: Arc<dyn Fn() -> Timestamp + Send + Sync>,
 }
 
@@ -88,17 +88,16 @@ impl fmt::Debug for Options {
     }
 }
 
-/// The store, and what there is to say about it.
+/// The open store and its notes.
 #[derive(Debug)]
 pub struct Opened {
     /// The store.
     pub store: Store,
-    /// For the log and for health; [`Note::Lost`] and [`Note::NewerSchema`] also for the agent to
-    /// act on.
+    /// For the log and for health. The agent also acts on [`Note::Lost`] and [`Note::NewerSchema`].
     pub notes: Vec<Note>,
 }
 
-/// Something noticed while opening.
+/// An observation made while opening.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Note {
     /// A first start: there was no database.
@@ -110,21 +109,21 @@ pub enum Note {
         /// File system.
         kind: &'static str,
     },
-    /// The directory is on a file system of which it can't be told what is behind it.
+    /// The directory is on a file system whose backing storage is unknown.
     Opaque {
         /// The directory.
         directory: PathBuf,
         /// File system.
         kind: &'static str,
     },
-    /// The database was brought forward.
+    /// The database was migrated.
     Migrated {
         /// From this schema.
         from: u32,
         /// To this one.
         to: u32,
     },
-    /// A newer gpushd wrote the database: nothing is recorded, changes are refused.
+    /// A newer gpushd wrote the database: it is read-only.
     NewerSchema {
         /// The file.
         file: PathBuf,
@@ -137,17 +136,17 @@ pub enum Note {
     Lost(Lost),
     /// The database belonged to another machine: the file system was cloned or moved. It was set aside.
     OtherHost {
-        /// The file as it was called.
+        /// The original path.
         file: PathBuf,
-        /// The file as it is called now.
+        /// The path now.
         kept: Option<PathBuf>,
     },
-    /// There is no space for the reserve: only endings are recorded until there is.
+    /// There is no space for the reserve: until there is, only endings are recorded.
     NoReserve {
         /// The directory.
         directory: PathBuf,
     },
-    /// The clock is behind the last commit's.
+    /// The clock is earlier than at the last commit.
     ClockBack {
         /// Clock at the last commit.
         last: Timestamp,
@@ -165,7 +164,7 @@ impl fmt::Display for Note {
             }
             Self::Opaque { directory, kind } => write!(
                 f,
-                "the state directory {} is on {kind}: whether it survives a power failure can't be told",
+                "the state directory {} is on {kind}: it may not survive a power failure",
                 directory.display()
             ),
             Self::Migrated { from, to } => write!(f, "the database was brought from schema {from} to {to}"),

@@ -1,18 +1,18 @@
-//! Opening the store: what is there, whether it can be trusted, and what to report.
+//! Opening the store: finding the database, judging whether it can be trusted, reporting problems.
 //!
 //! ```text
-//! directory ─► ours alone? ─► file system fit? ─► lock ─► reserve, watermark, marker ─► database?
+//! directory ─► private? ─► file system suitable? ─► lock ─► reserve, watermark, marker ─► database?
 //!   none, never used ───────────────────────────────► created          Note::Created
 //!   none or empty, but used before ─────────────────► created          Note::Lost
 //!   file, schema, seals or progress do not agree ───► set aside        Note::Lost
 //!   sound, of another machine ──────────────────────► set aside        Note::OtherHost
 //!   older schema ───────────────────────────────────► migrated         Note::Migrated
 //!   newer schema ───────────────────────────────────► read-only        Note::NewerSchema
-//!   cannot be read for another reason ──────────────► OpenError: it is left as it is
+//!   cannot be read for another reason ──────────────► OpenError: left unchanged
 //! ```
 //!
-//! A loss is recorded in the new database as it is created, so every start reports it again until it
-//! is accepted. [`provenance`](crate::provenance) judges the progress.
+//! A loss is recorded in the new database when that is created, so every start reports it again until it is
+//! accepted. [`provenance`](crate::provenance) judges the progress.
 
 use std::{
     fs, io,
@@ -47,8 +47,8 @@ use crate::{
 const DATABASE: &str = "gpush.db";
 
 impl Store {
-    /// Opens the store of a state directory, which is made if need be and is this process's until
-    /// the store is closed.
+    /// Opens the store of a state directory. Creates the directory if necessary, and locks it for this process
+    /// until the store is closed.
     ///
     /// # Errors
     /// When the directory can't be used, another agent has it, or the database can't be opened for
@@ -58,24 +58,24 @@ impl Store {
     }
 }
 
-/// What is found where the database should be.
+/// The result of looking for the database.
 enum Found {
     Nothing,
-    /// Trusted, of the schema that this build knows after migration from this one.
+    /// Trusted. It has the schema of this build, after migration from the given one.
     Ours(Connection, Head, u32),
     Newer(Connection, Head, u32),
-    /// Not to be trusted, and why. `on_this_boot` says whether promises of this boot may be lost with it,
-    /// `sequence` how far it came, where that can be read.
+    /// Not trusted, with the reason. `on_this_boot` tells whether promises of this boot may be lost; `sequence`
+    /// is the last sequence number, if it could be read.
     Damaged {
         cause: String,
         on_this_boot: bool,
         sequence: Option<u64>,
     },
-    /// Sound, and of another machine.
+    /// Sound, but of another machine.
     OtherHost,
 }
 
-/// As [`Store::open`]; `magic` stands in for the file system's own number.
+/// As [`Store::open`]; `magic` replaces the file system's own type number.
 pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) -> Result<Opened, OpenError> {
     let unusable = |path: &Path| {
         let path = path.to_owned();
@@ -101,7 +101,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     let mark = evidence.highest_sequence();
     let clock: Clock = {
         let clock = Arc::clone(&options.clock);
-        // What is recorded comes back as it was: the tables keep milliseconds.
+        // Truncated to milliseconds, as the tables store it, so that a record reads back unchanged.
         Arc::new(move || {
             let now = clock();
             Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
@@ -151,7 +151,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
         identify(&connection, &mut reserve, boot, options.machine_id.as_deref())
             .map_err(|error| database_error(&database, &error))?
     } else {
-        // Nothing is written, so this id goes nowhere.
+        // Nothing is written, so this id is never stored.
         Origin { store: Uuid::nil(), boot }
     };
     let epoch = format!("{:08x}", origin.store.as_fields().0);
@@ -162,7 +162,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     }
 
     let view = View { connection: &connection, head: &head, now, sealed };
-    // A newer gpushd may keep this elsewhere.
+    // A newer gpushd may store this elsewhere.
     if let Some(loss) = if sealed { view.lost().map_err(|error| database_error(&database, &error))? } else { None } {
         notes.push(Note::Lost(loss));
     }
@@ -201,7 +201,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     Ok(Opened { store: Store::new(sender, thread, counters, directory.to_owned(), instance, epoch), notes })
 }
 
-/// Opens the marker. A gpushd that cannot have one starts all the same: it knows less at its next start.
+/// Opens the marker. Without one, gpushd still starts, but can detect fewer losses at its next start.
 fn open_marker(path: Option<&Path>) -> (Option<ProgressFile>, Recorded) {
     let Some(path) = path else { return (None, Recorded::Missing) };
     match ProgressFile::open_marker(path) {
@@ -266,7 +266,7 @@ fn database_error(file: &Path, error: &StoreError) -> OpenError {
 fn connect(file: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(file, flags).map_err(|error| from_sqlite(&error))?;
-    // Alone on the file: no shared memory beside it that a full tmpfs could take from under us.
+    // Exclusive access: SQLite then needs no shared-memory file, which a full tmpfs could make fail.
     let settings = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;
         PRAGMA cell_size_check = ON; PRAGMA trusted_schema = OFF; PRAGMA wal_autocheckpoint = 0;";
     connection.execute_batch(settings).map_err(|error| from_sqlite(&error))?;
@@ -274,8 +274,8 @@ fn connect(file: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Whether closing leaves the log as it is. Until a database is known to be sound, looking at it
-/// must not change it: it may have to be set aside.
+/// Sets whether closing keeps the write-ahead log. Reading a database must not change it before it is known to
+/// be sound: it may have to be set aside.
 fn keep_log_at_close(connection: &Connection, keep: bool) -> Result<(), StoreError> {
     let set = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep);
     set.map(|_| ()).map_err(|error| from_sqlite(&error))
@@ -297,7 +297,7 @@ fn inspect(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, Ope
     match examine(file, evidence, boot_id) {
         Ok(found) => Ok(found),
         Err(StoreError::Corrupt { table, what }) => Ok(damaged(format!("{table}: {what}"))),
-        // A statement of ours that the file's own content makes impossible.
+        // A valid statement that the file's content makes impossible.
         Err(StoreError::Internal(what)) => Ok(damaged(what)),
         Err(error) => Err(database_error(file, &error)),
     }
@@ -313,7 +313,7 @@ fn examine(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, Sto
         connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(sqlite)?;
     let version = schema::version(&connection)?;
     if version == 0 && tables == 0 {
-        // A first start that did not get far leaves an empty file.
+        // An interrupted first start leaves an empty file.
         return if evidence.of_an_earlier_database() { damaged("it is empty") } else { Ok(Found::Nothing) };
     }
     let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0)).map_err(sqlite)?;
@@ -323,7 +323,7 @@ fn examine(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, Sto
     schema::check_file(&connection, version)?;
     if version > schema::KNOWN {
         connection.execute_batch("PRAGMA query_only = ON").map_err(sqlite)?;
-        // How far it came is for its own gpushd to say.
+        // Only its own gpushd can read its sequence number.
         let sequence = evidence.highest_sequence().unwrap_or(0);
         let head = Head { sequence, operation: 0, generation: 0, at: Timestamp::MIN };
         let head = head_of(&connection, false).unwrap_or(head);
@@ -364,8 +364,8 @@ fn head_of(connection: &Connection, sealed: bool) -> Result<Head, StoreError> {
     }
 }
 
-/// Makes a database where there is none, or an empty one. Numbers go on after `mark`, so that no
-/// operation's is given twice.
+/// Creates a database where none exists, or only an empty one. Numbers continue after `mark`, so that no
+/// operation number is used twice.
 fn make(
     file: &Path,
     reserve: &mut Reserve,
@@ -409,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_file_system_is_refused_before_anything_is_made_on_it() {
+    fn network_file_system_is_refused_before_any_write() {
         let scratch = tempfile::tempdir().unwrap();
         let error = open_on(scratch.path(), Options::default(), Some(0x6969)).unwrap_err();
         assert!(matches!(error, OpenError::NetworkFilesystem { kind: "NFS", .. }), "{error}");
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_in_memory_is_allowed_and_said() {
+    fn directory_in_memory_is_allowed_with_note() {
         let scratch = tempfile::tempdir().unwrap();
         let opened = open_on(scratch.path(), Options::default(), Some(0x0102_1994)).unwrap();
         assert!(opened.notes.contains(&Note::Volatile { directory: scratch.path().to_owned(), kind: "tmpfs" }));

@@ -1,4 +1,4 @@
-//! The journal: what was begun, how things were before, and how it ended.
+//! The journal: intent, previous state and outcome of operations.
 //!
 //! ```text
 //!  queued ──► waiting (for idle instances)        ┌──► done          as planned, read back
@@ -11,13 +11,13 @@
 //!  the agent ended in any of these four ──► interrupted ──► running, cancelling, or an end
 //! ```
 //!
-//! `done` is not to be had from `queued` or `waiting`. What was queued or waiting when its agent
-//! ended may simply stay so: nothing of it was begun.
+//! `queued` and `waiting` cannot become `done`. An operation that was queued or waiting when its agent ended
+//! may stay so, because none of it had begun.
 //!
-//! An operation runs only with its intent on disk: the whole plan and the instances from before,
-//! in one transaction ahead of the first driver call. Recovery reads intent and hardware, never
-//! marks of single steps; [`crate::Tx::progress`] is for people. Who may change an operation: the agent
-//! that carries it out, and after a restart the one that recovers it.
+//! An operation runs only after its intent is on disk: the whole plan and the previous instances, in one
+//! transaction before the first driver call. Recovery reads intent and hardware, never marks of single steps;
+//! [`crate::Tx::progress`] is for people. An operation is changed only by the agent that executes it, and after
+//! a restart by the one that recovers it.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ use crate::{
     record::{Columns, Record},
 };
 
-/// Number of an operation, unique in the life of a state directory. Shown as `op-<number>`.
+/// Number of an operation, unique within a state directory. Shown as `op-<number>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct OperationId(pub u64);
 
@@ -40,77 +40,77 @@ impl fmt::Display for OperationId {
     }
 }
 
-/// Whether an operation may go from one state to another; drawn in the module documentation.
+/// Returns whether an operation may change from one state to another, as drawn in the module documentation.
 #[must_use]
 pub fn may_become(from: OperationState, to: OperationState) -> bool {
     use OperationState::{Cancelling, Done, Failed, Interrupted, Queued, RolledBack, Running, Waiting};
     match (from, to) {
-        // What ended has ended; a state is not left for itself.
+        // Final states never change, and no state follows itself.
         (Done | RolledBack | Failed, _) => false,
         (_, Queued) => false,
-        // Once it has run, the time before must stay as recorded: no waiting and planning anew.
+        // After it has run, the recorded previous state must stay: no waiting and no new plan.
         (_, Waiting) => from == Queued,
         (_, Running) => matches!(from, Queued | Waiting | Interrupted),
         (_, Cancelling | Interrupted) => from != to,
-        // Before it runs nothing is changed, so nothing can be done or half done.
+        // Before it runs nothing is changed, so it can be neither done nor failed.
         (_, Done) => matches!(from, Running | Cancelling | Interrupted),
         (_, RolledBack | Failed) => true,
     }
 }
 
-/// What is to be done to one GPU, and how it was.
+/// The plan for one GPU, and its previous state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GpuIntent {
-    /// MIG mode and instances before, as read; profiles and processes may be left out. `None` on a
-    /// part without MIG, of which nothing is asked.
+    /// MIG mode and instances before, as read; profiles and processes may be missing. `None` on a part without
+    /// MIG, for which MIG steps are never planned.
     pub before: Option<Mig>,
-    /// The plan: GPU by UUID, layout aimed at, whether MIG mode is switched on, steps, instances kept.
+    /// The plan: UUID of the GPU, target layout, change of MIG mode, steps, kept instances.
     pub plan: GpuPlan,
 }
 
-/// Everything that recovery needs beside the hardware.
+/// Everything that recovery needs besides the hardware.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Intent {
     /// One a GPU.
     pub gpus: Vec<GpuIntent>,
-    /// Whatever else the kind of operation needs: services to stop, hooks, the request.
+    /// Other data for this kind of operation: services to stop, hooks, the request.
     #[serde(default)]
     pub more: serde_json::Value,
-    /// Sequence number at which it was recorded as running; `None` of what stands in line. Set by the
-    /// store. Of two operations on one GPU the one that began later proves that the other had ended.
+    /// Sequence number at which it was recorded as running; `None` while queued. The store sets it. Of two
+    /// operations on one GPU, the later one began only after the earlier one had ended.
     #[serde(default)]
     pub begun: Option<u64>,
 }
 
-/// An operation that shall be recorded.
+/// An operation to record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewOperation {
-    /// What it does: `mig.apply`.
+    /// Its kind: `mig.apply`.
     pub kind: String,
-    /// Who asked.
+    /// The caller.
     pub by: Actor,
-    /// Why, in their words.
+    /// The caller's reason.
     pub reason: Option<String>,
-    /// What is known now of what it will do. An operation that waits is planned anew when it starts.
+    /// The plan as known now. A waiting operation gets a new plan when it starts.
     pub intent: Intent,
-    /// How far each GPU is: nowhere, with the number of its steps.
+    /// Progress of each GPU: no steps done, with the number of its steps.
     pub progress: Vec<StepState>,
 }
 
 /// An operation as recorded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OperationRecord {
-    /// Which.
+    /// Id.
     pub id: OperationId,
     /// Sequence number of its last change.
     pub sequence: u64,
-    /// What it does.
+    /// Its kind.
     pub kind: String,
-    /// Where it is.
+    /// Its stage.
     pub stage: OperationState,
-    /// Who asked.
+    /// The caller.
     pub by: Actor,
-    /// Boot in which it last changed.
+    /// Boot of its last change.
     pub boot_id: String,
     /// Agent instance ([`crate::Store::instance`]) that last changed it.
     pub instance: String,
@@ -120,36 +120,36 @@ pub struct OperationRecord {
     pub created_at: Timestamp,
     /// When it ended.
     pub ended_at: Option<Timestamp>,
-    /// Why, in the words of whoever asked.
+    /// The caller's reason.
     pub reason: Option<String>,
-    /// For people: how far each GPU is.
+    /// For people: progress of each GPU.
     pub progress: Vec<StepState>,
-    /// For people: what else happened to it, oldest first.
+    /// For people: other things that happened to it, oldest first.
     pub notes: Vec<String>,
-    /// What went wrong.
+    /// The error, if it failed.
     pub error: Option<ApiError>,
 }
 
-/// Something done beside the driver calls that has to be taken back whatever becomes of the
-/// operation: a service that was stopped, a unit that was started. Recorded before it is done.
+/// An action other than a driver call that must be undone, whatever the outcome: a stopped service, a started
+/// unit. Recorded before the action.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Undo {
-    /// Order in which they were done; they are taken back last first.
+    /// Order of the actions; they are undone in reverse order.
     pub position: u64,
-    /// What to do.
+    /// The action to undo it.
     pub what: serde_json::Value,
-    /// Whether it was taken back.
+    /// Whether it was undone.
     pub undone: bool,
 }
 
-/// An operation that has not ended, or not taken back everything, with all that recovery needs.
+/// An operation that has not ended, or has undo entries left, with everything that recovery needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UnfinishedOperation {
-    /// The operation, its stage as the agent before left it.
+    /// The operation, at the stage in which the previous agent left it.
     pub record: OperationRecord,
-    /// How things were, and what was to become of them.
+    /// The previous state and the plan.
     pub intent: Intent,
-    /// What is still to be taken back, in the order in which it was done.
+    /// The remaining undo entries, in the order of the actions.
     pub undo: Vec<Undo>,
 }
 
@@ -267,7 +267,7 @@ mod tests {
     use super::may_become;
 
     #[test]
-    fn states_change_as_drawn() {
+    fn state_transitions_match_the_drawing() {
         let mut allowed = Vec::new();
         for from in OperationState::ALL {
             for to in OperationState::ALL {
@@ -276,7 +276,7 @@ mod tests {
                     allowed.push((from, to));
                 }
             }
-            // Whatever happens, it can end; and what has not ended can be interrupted.
+            // Every unfinished operation can fail or be interrupted.
             assert_eq!(may_become(from, Failed), !from.is_final());
             assert_eq!(may_become(from, Interrupted), !from.is_final() && from != Interrupted);
         }

@@ -1,5 +1,4 @@
-//! Overrides: what was asked for through the API and stands above the config until it is cleared
-//! or expires.
+//! Overrides: layouts set through the API that replace the config's until they are cleared or expire.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -10,43 +9,43 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// An override that shall be recorded.
+/// An override to record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewOverride {
     /// GPU by UUID.
     pub gpu: String,
-    /// Config rule that claimed the GPU when it was made, if one did.
+    /// Config rule that claimed the GPU at that time, if any.
     pub rule: Option<String>,
     /// Layout in canonical text.
     pub layout: Vec<String>,
-    /// Who made it.
+    /// The author.
     pub author: Actor,
-    /// Why, in the author's words.
+    /// The author's reason.
     pub reason: String,
-    /// When it ends by itself.
+    /// When it expires.
     pub expires_at: Option<Timestamp>,
 }
 
-/// An override in force. One a GPU.
+/// An active override. Each GPU has at most one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Override {
     /// GPU by UUID.
     pub gpu: String,
-    /// Config rule that claimed the GPU when it was made.
+    /// Config rule that claimed the GPU when the override was set.
     pub rule: Option<String>,
     /// Layout in canonical text.
     pub layout: Vec<String>,
-    /// Who made it.
+    /// The author.
     pub author: Actor,
-    /// Why.
+    /// The author's reason.
     pub reason: String,
-    /// When it was made.
+    /// When it was set.
     pub created_at: Timestamp,
-    /// When it ends by itself, by the wall clock.
+    /// When it expires, by the system clock.
     pub expires_at: Option<Timestamp>,
-    /// Generation that it made.
+    /// The generation in which it was set.
     pub generation: u64,
-    /// Sequence number of its making.
+    /// Sequence number of its setting.
     pub sequence: u64,
 }
 
@@ -83,8 +82,8 @@ impl Record for Override {
 }
 
 impl View<'_> {
-    /// Overrides in the order in which they were made, those past their expiry included: they end
-    /// when somebody clears them.
+    /// Returns the overrides in the order in which they were set. Those past their expiry are included until
+    /// they are cleared.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -92,7 +91,7 @@ impl View<'_> {
         record::select(self.connection, "ORDER BY sequence", [], self.sealed)
     }
 
-    /// Overrides whose time has come.
+    /// Returns the overrides past their expiry.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -104,7 +103,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Makes an override, in place of the GPU's one before; a new generation.
+    /// Sets an override, which replaces the GPU's previous one and increments the generation.
     ///
     /// # Errors
     /// When it can't be written.
@@ -125,8 +124,8 @@ impl Tx<'_> {
         Ok(made)
     }
 
-    /// Ends the override of a GPU; a new generation if there was one. Expiry is an ending: send it
-    /// through [`crate::Store::write_ending`].
+    /// Clears the override of a GPU, and increments the generation if there was one. Expiry is an ending: send
+    /// it through [`crate::Store::write_ending`].
     ///
     /// # Errors
     /// When it can't be written.

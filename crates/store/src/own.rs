@@ -1,8 +1,8 @@
-//! Whose the state directory and the files in it are.
+//! Ownership and permissions of the state directory and its files.
 //!
-//! What they say is believed: which GPUs are held, what is half done and how it was before. So they
-//! must be root's or our own, and nobody else may write them; a name that leads elsewhere by a
-//! symbolic link is not followed. The directory itself may be reached through one.
+//! gpushd trusts these files: which GPUs are held, which operations are unfinished and what the previous
+//! layouts were. So root or gpushd's own user must own them, and other users must not be able to write them.
+//! Symbolic links to files are not followed; the path of the directory may contain links.
 
 use std::{
     fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions},
@@ -15,14 +15,14 @@ use nix::{errno::Errno, fcntl::OFlag, unistd::Uid};
 
 use crate::error::{OpenError, Untrusted};
 
-/// Mode of the directory and of a file when we make them: nobody else reads what is in there.
+/// Mode of a new directory or file: other users cannot read it.
 const DIRECTORY: u32 = 0o700;
 const FILE: u32 = 0o600;
 
-/// Bits by which the group or everybody else may write.
+/// Write permission of the group and of others.
 const WRITE_OF_OTHERS: u32 = 0o022;
 
-/// Makes the state directory if it is not there, the directories above it as any others.
+/// Creates the state directory if it is missing, and missing parents with default modes.
 pub(crate) fn directory(path: &Path) -> Result<(), OpenError> {
     let unusable = |source| OpenError::Unusable { path: path.to_owned(), source };
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -39,10 +39,11 @@ pub(crate) fn directory(path: &Path) -> Result<(), OpenError> {
     trusted(path, &found)
 }
 
-/// Opens a file of ours for reading and writing; without `create` there must be one.
+/// Opens a file for reading and writing, after checking its owner and mode. Without `create` the file must
+/// exist.
 pub(crate) fn file(path: &Path, create: bool) -> Result<File, OpenError> {
     let unusable = |source| OpenError::Unusable { path: path.to_owned(), source };
-    // Neither a pipe nor a device that somebody put there holds us up.
+    // A pipe or a device in its place must not block the call.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(create).truncate(false).mode(FILE).custom_flags(flags.bits());
@@ -57,14 +58,14 @@ pub(crate) fn file(path: &Path, create: bool) -> Result<File, OpenError> {
         return Err(OpenError::Untrusted { path: path.to_owned(), why: Untrusted::NoFile });
     }
     trusted(path, &found)?;
-    // One of an earlier version may be readable to all.
+    // A file of an earlier version may be readable to all.
     if found.mode() & 0o7777 != FILE && found.uid() == Uid::effective().as_raw() {
         file.set_permissions(Permissions::from_mode(FILE)).map_err(unusable)?;
     }
     Ok(file)
 }
 
-/// Looks at a file of ours that somebody else will open, if it is there.
+/// Checks a file that other code will open, if it exists.
 pub(crate) fn look(path: &Path) -> Result<(), OpenError> {
     match file(path, false) {
         Err(OpenError::Unusable { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),

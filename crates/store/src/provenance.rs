@@ -1,4 +1,4 @@
-//! Whether a database that is sound in itself is the latest state of this host.
+//! Whether a sound database is the latest state of this host.
 //!
 //! ```text
 //! sound database ─► named by this boot's marker? ── another is named ───────► lost on this boot
@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::watermark::{Progress, Recorded};
 
-/// What is recorded outside of the database, and where gpushd runs now.
+/// Progress recorded outside the database, and the boot and machine on which gpushd runs.
 #[derive(Debug, Clone)]
 pub(crate) struct Evidence {
     /// The file in the state directory.
@@ -29,12 +29,12 @@ pub(crate) struct Evidence {
     pub(crate) machine: Option<String>,
 }
 
-/// What a sound database says about itself.
+/// What a sound database records about itself.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
     /// Sequence number of its last commit.
     pub(crate) sequence: u64,
-    /// Its id; `None` when an older gpushd made it.
+    /// Its id; `None` if an older gpushd created it.
     pub(crate) store: Option<Uuid>,
     /// Machine on which it was last open.
     pub(crate) machine: Option<String>,
@@ -42,27 +42,27 @@ pub(crate) struct Identity {
     pub(crate) of_this_boot: bool,
 }
 
-/// What to do with a sound database.
+/// The conclusion about a sound database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// It is the latest state.
     Current,
-    /// State was lost, and why. `on_this_boot` says that promises of this boot may be among it.
+    /// State was lost, with the reason. `on_this_boot` tells whether promises of this boot may be lost too.
     Lost { cause: String, on_this_boot: bool },
     /// It belongs to another host: the file system was cloned or moved.
     OtherHost,
 }
 
 impl Evidence {
-    /// Drops a marker of an earlier boot: the runtime directory is not cleared by a reboot here.
+    /// Ignores a marker of an earlier boot: some hosts do not clear the runtime directory at a reboot.
     pub(crate) fn new(watermark: Recorded, marker: Recorded, boot: u64, machine: Option<String>) -> Self {
         let is_old = |progress: &Progress| progress.origin.is_none_or(|origin| origin.boot != boot);
         let marker = if marker.progress().is_some_and(is_old) { Recorded::Missing } else { marker };
         Self { watermark, marker, boot, machine }
     }
 
-    /// Whether a database was used before, as far as files outside of it tell. A database in which
-    /// nothing was recorded does not count.
+    /// Returns whether a database was used before, as far as files outside it show. A database without records
+    /// does not count.
     pub(crate) fn of_an_earlier_database(&self) -> bool {
         [&self.watermark, &self.marker].into_iter().any(|recorded| match recorded {
             Recorded::Missing => false,
@@ -71,8 +71,8 @@ impl Evidence {
         })
     }
 
-    /// Whether gpushd used a database on this boot. A watermark of format 1 does not tell; then it did,
-    /// so that nothing is changed on a guess.
+    /// Returns whether gpushd used a database on this boot. A watermark of format 1 does not record that; it
+    /// counts as used, so that nothing is changed on a guess.
     pub(crate) fn used_on_this_boot(&self) -> bool {
         self.marker != Recorded::Missing
             || self
@@ -81,7 +81,7 @@ impl Evidence {
                 .is_some_and(|progress| progress.origin.is_none_or(|origin| origin.boot == self.boot))
     }
 
-    /// Highest sequence number that is recorded, of whichever database.
+    /// Returns the highest recorded sequence number, of any database.
     pub(crate) fn highest_sequence(&self) -> Option<u64> {
         [&self.watermark, &self.marker].into_iter().filter_map(|one| Some(one.progress()?.sequence)).max()
     }
@@ -104,7 +104,7 @@ impl Evidence {
             if database.sequence < marker.sequence {
                 return behind(marker);
             }
-            // The marker proves more than the watermark could.
+            // The marker is stronger evidence than the watermark.
             return Verdict::Current;
         }
         let other_machine = self.machine.as_ref().zip(database.machine.as_ref()).is_some_and(|(ours, its)| ours != its);
@@ -117,7 +117,7 @@ impl Evidence {
             }
             Recorded::Progress(watermark) if database.sequence < watermark.sequence => behind(watermark),
             Recorded::Progress(_) => Verdict::Current,
-            // gpushd was killed at its first start.
+            // gpushd was killed during its first start.
             Recorded::Missing | Recorded::Damaged if database.sequence == 0 => Verdict::Current,
             Recorded::Missing => lost("its watermark is missing, so whether it is complete is not known".to_owned()),
             Recorded::Damaged => lost("its watermark is damaged, so whether it is complete is not known".to_owned()),
@@ -148,7 +148,7 @@ mod tests {
         Identity { sequence, store, machine, of_this_boot: false }
     }
 
-    /// `None` for current, else whether the loss is of this boot.
+    /// Returns `None` for a current database, else whether the loss is of this boot.
     fn lost(evidence: &Evidence, database: &Identity) -> Option<bool> {
         match evidence.judge(database) {
             Verdict::Current => None,
@@ -163,7 +163,7 @@ mod tests {
             (recorded(10, OURS, "earlier"), Recorded::Missing),
             (recorded(10, OURS, NOW), recorded(10, OURS, NOW)),
             (recorded(7, OURS, NOW), recorded(9, OURS, NOW)),
-            // The marker alone proves it.
+            // The marker alone is sufficient evidence.
             (Recorded::Missing, recorded(10, OURS, NOW)),
             (Recorded::Damaged, recorded(10, OURS, NOW)),
             (recorded(3, OTHER, "earlier"), recorded(10, OURS, NOW)),

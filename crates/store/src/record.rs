@@ -1,8 +1,8 @@
-//! Rows that can be trusted: each carries a seal over its table's name and all its columns.
+//! Rows with a seal, a checksum over the table's name and all columns.
 //!
-//! SQLite finds damage to the structure of its file, not to the values in it. A row is read only
-//! if its seal fits, so a flipped bit in an expiry or a layout is an error, never an answer.
-//! Records are read whole and written whole.
+//! SQLite detects damage to the structure of its file, not to the values in it. A row is read only if its seal
+//! is correct, so a flipped bit in an expiry or a layout becomes an error and never a wrong answer. Records are
+//! read and written as a whole.
 
 use std::fmt::Write as _;
 
@@ -12,11 +12,10 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::error::{StoreError, from_sqlite};
 
-/// Most bytes of one record, far above any that we make: a host of 16 GPUs with full plans takes
-/// some 200 kB.
+/// Maximum bytes of one record, far above real ones: a host of 16 GPUs with full plans needs about 200 kB.
 pub(crate) const LARGEST: usize = 1 << 20;
 
-/// 64-bit FNV-1a. Each step is a bijection, so damage to any one byte always shows.
+/// Computes the 64-bit FNV-1a digest. Each step is a bijection, so damage to a single byte always shows.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
     absorb(0xcbf2_9ce4_8422_2325, bytes)
 }
@@ -51,19 +50,19 @@ fn seal(table: &str, values: &[Value]) -> i64 {
     state.cast_signed()
 }
 
-/// What is kept as a row of a table.
+/// A type that is stored as a row of a table.
 pub(crate) trait Record: Sized {
     /// Table.
     const TABLE: &'static str;
     /// Columns without the seal, in the order of [`Record::write`].
     const COLUMNS: &'static [&'static str];
-    /// To columns.
+    /// Writes the columns.
     fn write(&self, columns: &mut Columns) -> Result<(), StoreError>;
-    /// From columns.
+    /// Reads the columns.
     fn read(columns: &mut Columns) -> Result<Self, StoreError>;
 }
 
-/// The columns of one row, being filled or being emptied from the front.
+/// The columns of one row, while they are written or read in order.
 pub(crate) struct Columns {
     table: &'static str,
     values: Vec<Value>,
@@ -93,7 +92,7 @@ impl Columns {
         self.values.push(time.map_or(Value::Null, milliseconds));
     }
 
-    /// Adds anything as JSON.
+    /// Adds a value as JSON.
     pub(crate) fn put_json<T: Serialize>(&mut self, value: &T) -> Result<(), StoreError> {
         let text = serde_json::to_string(value)
             .map_err(|error| StoreError::Internal(format!("a record of {} can't be written: {error}", self.table)))?;
@@ -107,7 +106,7 @@ impl Columns {
         value.ok_or_else(|| self.corrupt("a column is missing"))
     }
 
-    /// Takes a number.
+    /// Reads a number.
     pub(crate) fn number(&mut self) -> Result<u64, StoreError> {
         match self.take()? {
             Value::Integer(number) => u64::try_from(number).map_err(|_| self.corrupt("a number is negative")),
@@ -115,7 +114,7 @@ impl Columns {
         }
     }
 
-    /// Takes a text.
+    /// Reads a text.
     pub(crate) fn text(&mut self) -> Result<String, StoreError> {
         match self.take()? {
             Value::Text(text) => Ok(text),
@@ -123,12 +122,12 @@ impl Columns {
         }
     }
 
-    /// Takes a point in time.
+    /// Reads a point in time.
     pub(crate) fn time(&mut self) -> Result<Timestamp, StoreError> {
         self.time_or_null()?.ok_or_else(|| self.corrupt("a time is absent"))
     }
 
-    /// Takes a point in time that may be absent.
+    /// Reads a point in time that may be absent.
     pub(crate) fn time_or_null(&mut self) -> Result<Option<Timestamp>, StoreError> {
         match self.take()? {
             Value::Null => Ok(None),
@@ -139,27 +138,27 @@ impl Columns {
         }
     }
 
-    /// Takes what was written as JSON.
+    /// Reads a value that was written as JSON.
     pub(crate) fn json<T: DeserializeOwned>(&mut self) -> Result<T, StoreError> {
         let text = self.text()?;
         serde_json::from_str(&text).map_err(|error| self.corrupt(&error.to_string()))
     }
 
-    /// That this record is not what was written.
+    /// Returns the error that this record is damaged.
     pub(crate) fn corrupt(&self, what: &str) -> StoreError {
         StoreError::Corrupt { table: self.table.to_owned(), what: what.to_owned() }
     }
 }
 
-/// Milliseconds reach up to whole seconds of what a [`Timestamp`] can hold: the last instant that
-/// there is would come back as none.
+/// Milliseconds can exceed the last whole second that a [`Timestamp`] can hold, and such a value would not read
+/// back.
 fn milliseconds(time: Timestamp) -> Value {
     let (first, last) = (Timestamp::MIN.as_second() * 1000, Timestamp::MAX.as_second() * 1000);
     Value::Integer(time.as_millisecond().clamp(first, last))
 }
 
-/// Reads the records that `rest` (`WHERE … ORDER BY …`) selects. Seals are checked unless the
-/// database is a newer gpushd's, whose rows may have columns that we don't see.
+/// Reads the records that `rest` (`WHERE … ORDER BY …`) selects. Seals are not checked in the database of a
+/// newer gpushd, whose rows may have unknown columns.
 pub(crate) fn select<R: Record>(
     connection: &Connection,
     rest: &str,
@@ -183,7 +182,7 @@ pub(crate) fn select<R: Record>(
     Ok(records)
 }
 
-/// Writes a record, in place of the one with the same key if there is one.
+/// Writes a record; replaces the one with the same key.
 pub(crate) fn put<R: Record>(connection: &Connection, record: &R) -> Result<(), StoreError> {
     let mut columns = Columns { table: R::TABLE, values: Vec::with_capacity(R::COLUMNS.len() + 1), next: 0 };
     record.write(&mut columns)?;
@@ -191,8 +190,8 @@ pub(crate) fn put<R: Record>(connection: &Connection, record: &R) -> Result<(), 
     if values.len() != R::COLUMNS.len() {
         return Err(StoreError::Internal(format!("{} columns for {}", values.len(), R::TABLE)));
     }
-    // What can't be read back would pass for damage at the next start. JSON from outside can be
-    // nested deeper than what is read, for one.
+    // A record that cannot be read back would count as damage at the next start. For example, JSON from outside
+    // can be nested deeper than the parser accepts.
     let columns = &mut Columns { table: R::TABLE, values: values.clone(), next: 0 };
     if let Err(error) = R::read(columns) {
         return Err(StoreError::Unreadable { table: R::TABLE, cause: error.to_string() });
@@ -210,7 +209,7 @@ pub(crate) fn put<R: Record>(connection: &Connection, record: &R) -> Result<(), 
     execute(connection, &sql, params_from_iter(values)).map(|_| ())
 }
 
-/// Deletes the rows that `rest` selects; how many.
+/// Deletes the rows that `rest` selects, and returns their number.
 pub(crate) fn delete<R: Record>(
     connection: &Connection,
     rest: &str,

@@ -1,14 +1,13 @@
-//! Space kept back, so that what was begun can be ended on a full disk.
+//! Reserved disk space, so that operations can be ended on a full disk.
 //!
 //! ```text
 //! standing ──an ending meets a full disk──► released ──space again──► standing
 //!     └ ordinary writes are taken               └ ordinary writes are refused
 //! ```
 //!
-//! The file is allocated, not merely long, and is emptied when an ending needs its blocks. Between
-//! that and the ending's own write another program could take them; on a file system that copies
-//! on write (btrfs, ZFS) allocation promises less. Both are narrow, and then the ending fails as
-//! any write would.
+//! The file is allocated, not sparse, and is emptied when an ending needs its blocks. Another program could
+//! take them before the ending is written, and on a copy-on-write file system (btrfs, ZFS) allocation promises
+//! less. Both cases are rare; then the ending fails as any write would.
 
 use std::{fs::File, path::Path};
 
@@ -16,10 +15,10 @@ use nix::fcntl::posix_fallocate;
 
 use crate::{error::OpenError, own};
 
-/// Bytes beside the reserve that ordinary writes want.
+/// Free bytes, besides the reserve, that ordinary writes require.
 const ROOM: i64 = 256 << 10;
 
-/// The reserve.
+/// The reserved file.
 #[derive(Debug)]
 pub(crate) struct Reserve {
     file: File,
@@ -28,7 +27,7 @@ pub(crate) struct Reserve {
 }
 
 impl Reserve {
-    /// Opens it, and allocates what is missing if there is space.
+    /// Opens it, and allocates missing blocks if there is space.
     pub(crate) fn open(directory: &Path, bytes: u64) -> Result<Self, OpenError> {
         let file = own::file(&directory.join("reserve"), true)?;
         let mut reserve = Self { file, bytes, standing: false };
@@ -36,12 +35,12 @@ impl Reserve {
         Ok(reserve)
     }
 
-    /// Whether the space is kept.
+    /// Returns whether the space is reserved.
     pub(crate) fn standing(&self) -> bool {
         self.standing
     }
 
-    /// Gives the space back to the disk.
+    /// Frees the reserved space.
     pub(crate) fn release(&mut self) {
         self.standing = false;
         if let Err(error) = self.file.set_len(0) {
@@ -49,7 +48,7 @@ impl Reserve {
         }
     }
 
-    /// Whether there is space beside it, for ordinary writes.
+    /// Returns whether the disk has free space for ordinary writes, besides the reserve.
     pub(crate) fn has_room_beside(&mut self) -> bool {
         let (start, length) = (i64::try_from(self.bytes).unwrap_or(i64::MAX), ROOM);
         let found = posix_fallocate(&self.file, start, length).is_ok();
@@ -59,13 +58,13 @@ impl Reserve {
         found
     }
 
-    /// Takes the space again if it is to be had; whether it is kept now.
+    /// Reserves the space again if possible. Returns whether it is reserved now.
     pub(crate) fn restore(&mut self) -> bool {
         if !self.standing {
             let length = i64::try_from(self.bytes).unwrap_or(i64::MAX);
             self.standing = posix_fallocate(&self.file, 0, length).is_ok();
             if !self.standing {
-                // Half a reserve would keep endings from the space that is left.
+                // A partial reserve would take the remaining space from endings.
                 self.release();
             }
         }

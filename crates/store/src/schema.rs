@@ -1,8 +1,7 @@
-//! The tables, how older files are brought up to them, and how a file is recognised.
+//! The tables, the migration of older files, and the identification of a file.
 //!
-//! Migrations go forward only. Two things never change, so that any gpushd can tell what a file
-//! is: `user_version` in SQLite's header, and the table `facts` with its fact `schema`. Both say
-//! the same, or the file is damaged.
+//! Migrations go forward only. Two things never change, so that any gpushd can identify a file: `user_version`
+//! in SQLite's header, and the fact `schema` in the table `facts`. If they differ, the file is damaged.
 
 use rusqlite::Connection;
 
@@ -15,7 +14,7 @@ use crate::{
 /// `gpsh`, in SQLite's header.
 pub(crate) const APPLICATION_ID: i32 = 0x6770_7368;
 
-/// Each brings a file from the schema before to its own; the first makes an empty file.
+/// Each migrates a file from the previous schema to its own; the first creates an empty file.
 pub(crate) const MIGRATIONS: &[&str] = &[
     "
     CREATE TABLE facts (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, seal INTEGER NOT NULL) WITHOUT ROWID;
@@ -60,19 +59,21 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     CREATE INDEX ended_leases ON leases (sequence) WHERE state = 'ended';
     CREATE INDEX ended_leases_of_user ON leases (uid, sequence) WHERE state = 'ended';
 ",
+    "
+    DROP TABLE mps_shares;
+",
 ];
 
 /// Newest schema that this build knows.
 pub const KNOWN: u32 = MIGRATIONS.len() as u32;
 
-/// Schema of a file, as its header says; 0 for an empty one.
+/// Returns the schema in the file's header; 0 for an empty file.
 pub(crate) fn version(connection: &Connection) -> Result<u32, StoreError> {
     let number: i64 = pragma(connection, "user_version")?;
     u32::try_from(number).map_err(|_| damaged(format!("its schema number is {number}")))
 }
 
-/// Brings a file from schema `from` to the last of `migrations`, in one transaction together with
-/// what `also` does.
+/// Migrates a file from schema `from` to the last of `migrations`, in one transaction that includes `also`.
 pub(crate) fn migrate(
     connection: &Connection,
     migrations: &[&str],
@@ -91,7 +92,7 @@ pub(crate) fn migrate(
     transaction.commit().map_err(|error| from_sqlite(&error))
 }
 
-/// Whether a file that calls itself ours, of schema `version`, is whole as a file.
+/// Checks the structure of a gpush database with schema `version`.
 pub(crate) fn check_file(connection: &Connection, version: u32) -> Result<(), StoreError> {
     if pragma::<i64>(connection, "application_id")? != i64::from(APPLICATION_ID) {
         return Err(damaged("it is not a database of gpushd".to_owned()));
@@ -109,7 +110,7 @@ pub(crate) fn check_file(connection: &Connection, version: u32) -> Result<(), St
     }
 }
 
-/// Whether the tables are those of our own migrations up to `version`, to the letter.
+/// Checks that the tables are exactly those of the migrations up to `version`.
 pub(crate) fn check_tables(connection: &Connection, version: u32) -> Result<(), StoreError> {
     let fresh = Connection::open_in_memory().map_err(|error| from_sqlite(&error))?;
     for migration in MIGRATIONS.iter().take(version as usize) {
@@ -128,7 +129,7 @@ fn tables(connection: &Connection) -> Result<Vec<[Option<String>; 4]>, StoreErro
     let rows = statement
         .query_map([], |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?]))
         .map_err(|error| from_sqlite(&error))?;
-    // A damaged text is damage, whatever rusqlite calls it.
+    // Invalid text is damage, whichever error rusqlite returns.
     rows.collect::<Result<_, _>>().map_err(|error| damaged(error.to_string()))
 }
 
@@ -145,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_brought_forward_step_by_step_or_not_at_all() {
+    fn failed_migration_leaves_file_unchanged() {
         let connection = Connection::open_in_memory().unwrap();
         migrate(&connection, MIGRATIONS, 0, |_| Ok(())).unwrap();
         assert_eq!(version(&connection).unwrap(), KNOWN);
@@ -155,7 +156,7 @@ mod tests {
         let later = [MIGRATIONS, &["ALTER TABLE audit ADD COLUMN host TEXT", "no SQL at all"]].concat();
         let error = migrate(&connection, &later, KNOWN, |_| Ok(())).unwrap_err();
         assert!(matches!(error, StoreError::Internal(_)), "{error}");
-        // The step that worked is taken back with the one that did not.
+        // The successful step is rolled back together with the failed one.
         check_tables(&connection, KNOWN).unwrap();
         check_file(&connection, KNOWN).unwrap();
 

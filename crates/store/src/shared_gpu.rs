@@ -1,8 +1,7 @@
-//! What gpushd sets on whole GPUs for as long as they are shared, and what goes back when that is over:
-//! on record before the driver is asked for it, so that whoever comes after knows what was ours.
+//! Settings that gpushd makes on whole GPUs while they are shared, and restores afterwards. They are recorded
+//! before the driver call, so that the next gpushd knows which settings are gpush's own.
 //!
-//! The driver forgets compute mode and time-slice level with a reboot, and so do these records: what is
-//! found then is what there was before.
+//! The driver resets compute mode and time-slice level at a reboot, so these records also end with the boot.
 
 use gpush_api::{ComputeMode, Mode, TimesliceLevel};
 use serde::{Deserialize, Serialize};
@@ -13,7 +12,7 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// What was set on a GPU.
+/// The settings made on a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SharedGpu {
     /// GPU by UUID.
@@ -22,26 +21,27 @@ pub struct SharedGpu {
     pub compute_mode: Option<ComputeModeSet>,
     /// Its time-slice level; the one to go back to is always the driver's own.
     pub level: Option<LevelSet>,
-    /// Boot in which that was.
+    /// Boot on which they were made.
     pub boot_id: String,
 }
 
-/// A compute mode that was set in place of another.
+/// A compute mode that replaced another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeModeSet {
-    /// What was there.
+    /// The mode before.
     pub before: ComputeMode,
-    /// What was set.
+    /// The mode set.
     pub set: ComputeMode,
-    /// What was set before that, until the change was read back: the GPU may have either.
+    /// The mode that gpushd had set before; kept until the change is read back, because the GPU may have
+    /// either.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<ComputeMode>,
-    /// For the sake of which mode of the GPU's rule: that one puts it back.
+    /// The GPU mode that needed this setting, and that restores it.
     pub by: Mode,
 }
 
 impl ComputeModeSet {
-    /// Whether a compute mode is of our making.
+    /// Returns whether gpushd set this compute mode.
     #[must_use]
     pub fn is_ours(&self, mode: ComputeMode) -> bool {
         self.set == mode || self.last == Some(mode)
@@ -52,21 +52,22 @@ impl ComputeModeSet {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Written", into = "Written")]
 pub struct LevelSet {
-    /// What was set.
+    /// The level set.
     pub set: TimesliceLevel,
-    /// What was set before that, until the change was read back: the GPU may have either.
+    /// The level that gpushd had set before; kept until the change is read back, because the GPU may have
+    /// either.
     pub last: Option<TimesliceLevel>,
 }
 
 impl LevelSet {
-    /// Whether a level is of our making.
+    /// Returns whether gpushd set this level.
     #[must_use]
     pub fn is_ours(&self, level: TimesliceLevel) -> bool {
         self.set == level || self.last == Some(level)
     }
 }
 
-/// As it stands in the database: a level that was read back is a word.
+/// The form in the database: a level that was read back is a single word.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Written {
@@ -115,7 +116,7 @@ impl Record for SharedGpu {
 }
 
 impl View<'_> {
-    /// What was set on GPUs, by UUID.
+    /// Returns the settings made on GPUs, by UUID.
     ///
     /// # Errors
     /// When the store can't be read.
@@ -125,8 +126,8 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Records what is set on a GPU on this boot, in place of what was; nothing of it any more, when it
-    /// says nothing.
+    /// Records the settings made on a GPU on this boot; replaces the previous record, or deletes it if there is
+    /// no setting.
     ///
     /// # Errors
     /// When it can't be written.
@@ -141,7 +142,7 @@ impl Tx<'_> {
         Ok(shared)
     }
 
-    /// Forgets what was set on any boot but this one.
+    /// Deletes the records of other boots.
     ///
     /// # Errors
     /// When it can't be written.

@@ -18,10 +18,10 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// Jobs that may wait; more are refused with [`StoreError::Busy`].
+/// Maximum queue length; further jobs are refused with [`StoreError::Busy`].
 const MOST_WAITING: usize = 4096;
 
-/// The store, open. The last handle's drop waits for what was sent and closes the database.
+/// The open store. Dropping the last handle waits for the queued jobs and closes the database.
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
@@ -36,8 +36,8 @@ struct Inner {
     epoch: String,
 }
 
-/// What a transaction will have come to: a future, or [`Pending::wait`] where there is no runtime.
-/// The transaction takes place whether or not anybody waits for it.
+/// The future result of a transaction; use [`Pending::wait`] outside an async runtime. The transaction is
+/// executed even if the result is dropped.
 #[must_use = "whether it is recorded is known only from its outcome"]
 #[derive(Debug)]
 pub struct Pending<T> {
@@ -47,19 +47,19 @@ pub struct Pending<T> {
 /// Counts since the store was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistics {
-    /// Jobs that wait for the thread.
+    /// Jobs in the queue.
     pub waiting: usize,
     /// Commits, one sync each.
     pub commits: u64,
-    /// Writes that they recorded.
+    /// Writes in those commits.
     pub writes: u64,
 }
 
 impl<T> Pending<T> {
-    /// Waits, blocking the thread. Not from within an asynchronous runtime.
+    /// Blocks the thread until the result arrives. Do not call it from async code.
     ///
     /// # Errors
-    /// Those of the transaction.
+    /// Errors of the transaction.
     pub fn wait(self) -> Result<T, StoreError> {
         self.outcome.blocking_recv().unwrap_or(Err(StoreError::Closed))
     }
@@ -97,7 +97,7 @@ where
 
     fn reply(self: Box<Self>, outcome: Result<(), StoreError>) {
         let Self { made, reply, .. } = *self;
-        // Whoever asked may have gone.
+        // The caller may be gone.
         let _ = reply.send(outcome.and_then(|()| made.ok_or(StoreError::Closed)));
     }
 }
@@ -115,9 +115,9 @@ impl Store {
         Self { inner: Arc::new(Inner { jobs, thread, counters, directory, instance, epoch }) }
     }
 
-    /// Records what `change` does, all of it or nothing; its value once that is durable. A closure
-    /// that returns an error leaves nothing behind. It runs on the store's thread, must not block
-    /// or use the store, and may be called more than once: each time the one before left nothing.
+    /// Records the changes of `change`, all or nothing, and returns its value once that is durable. A closure
+    /// that returns an error leaves no changes. It runs on the store's thread and must not block or use the
+    /// store. It may be called more than once; an earlier call then left no changes.
     pub fn write<T, F>(&self, change: F) -> Pending<T>
     where
         T: Send + 'static,
@@ -126,8 +126,8 @@ impl Store {
         self.submit(Class::Ordinary, change)
     }
 
-    /// As [`Store::write`], for what ends something (finish, rollback, release, expiry): on a full
-    /// disk it may use the reserve.
+    /// As [`Store::write`], for endings (finish, rollback, release, expiry): on a full disk it may use the
+    /// reserve.
     pub fn write_ending<T, F>(&self, change: F) -> Pending<T>
     where
         T: Send + 'static,
@@ -136,7 +136,7 @@ impl Store {
         self.submit(Class::Ending, change)
     }
 
-    /// Reads. Sees everything of which anybody was told that it is recorded, nothing else.
+    /// Reads. The read sees every change that was reported as recorded, and no other.
     pub fn read<T, F>(&self, look: F) -> Pending<T>
     where
         T: Send + 'static,
@@ -146,12 +146,12 @@ impl Store {
         let job = Job::Read(Box::new(move |view| {
             let _ = reply.send(look(view));
         }));
-        // Reads are not refused for their number: nothing of theirs waits on the disk.
+        // Reads have no queue limit, because they do not wait for the disk.
         self.send(job);
         Pending { outcome }
     }
 
-    /// Answers once the thread has come round: for a watchdog.
+    /// Answers when the thread processes it: for a watchdog.
     pub fn ping(&self) -> Pending<()> {
         self.read(|_| Ok(()))
     }
@@ -174,37 +174,38 @@ impl Store {
     fn send(&self, job: Job) {
         if let Some(jobs) = &self.inner.jobs {
             self.inner.counters.waiting.fetch_add(1, Ordering::Relaxed);
-            // A thread that is gone took the reply's sender with it: whoever waits hears `Closed`.
+            // If the thread is gone, the reply's sender is gone too, and the caller receives `Closed`.
             let _ = jobs.send(job);
         }
     }
 
-    /// The state directory.
+    /// Returns the state directory.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.inner.directory
     }
 
-    /// Name of this life of the agent, recorded with each operation that it changes.
+    /// Returns the id of this run of the agent, recorded with each operation that it changes.
     #[must_use]
     pub fn instance(&self) -> &str {
         &self.inner.instance
     }
 
-    /// Name of this database: 8 hexadecimal digits. A database that replaces a lost one has another one, so a name
-    /// outside of the database that has it, such as that of a scope, is never used for two leases.
+    /// Returns the epoch of this database: 8 hexadecimal digits. A database that replaces a lost one has
+    /// another epoch, so a name outside the database that contains it, such as that of a scope, is never used
+    /// for two leases.
     #[must_use]
     pub fn epoch(&self) -> &str {
         &self.inner.epoch
     }
 
-    /// Why changes are refused now, if they are: the disk is full, the database is not what it was.
+    /// Returns why changes are refused now, if they are: the disk is full, or the database has failed.
     #[must_use]
     pub fn trouble(&self) -> Option<StoreError> {
         self.inner.counters.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Counts since it was opened.
+    /// Returns the counts since it was opened.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         let counters = &self.inner.counters;

@@ -1,4 +1,4 @@
-//! What a caller's closure works with: [`View`] to read, [`Tx`] to read and change.
+//! The types that a caller's closure receives: [`View`] to read, [`Tx`] to read and change.
 
 use jiff::Timestamp;
 use rusqlite::Connection;
@@ -9,7 +9,7 @@ use crate::{
     condition::Condition,
     error::StoreError,
     fact::{Fact, Head},
-    mps::{MpsShare, MpsTarget},
+    mps::MpsTarget,
     operation::{IntentRow, OperationRecord, UndoRow},
     overrides::Override,
     record,
@@ -25,7 +25,7 @@ pub struct View<'a> {
     pub(crate) sealed: bool,
 }
 
-/// A transaction. All of it is recorded or nothing.
+/// A transaction: all of it is recorded or nothing.
 pub struct Tx<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) head: &'a mut Head,
@@ -35,25 +35,26 @@ pub struct Tx<'a> {
 }
 
 impl View<'_> {
-    /// The wall clock, to the millisecond, the same throughout a transaction.
+    /// Returns the system time to the millisecond, constant during a transaction.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.now
     }
 
-    /// Last sequence number given to a change: what orders records, whatever the clock does.
+    /// Returns the last sequence number given to a change: it orders records, whatever the clock does.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.head.sequence
     }
 
-    /// Generation of what is wanted beside the config: grows with each change of an override.
+    /// Returns the generation of the desired state outside the config: it grows with each change of an
+    /// override.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.head.generation
     }
 
-    /// Reads every record there is: damage shows as an error.
+    /// Reads every record; damage becomes an error.
     pub(crate) fn check_records(&self) -> Result<(), StoreError> {
         record::select::<Fact>(self.connection, "", [], self.sealed)?;
         let operations = record::select::<OperationRecord>(self.connection, "", [], self.sealed)?;
@@ -64,7 +65,6 @@ impl View<'_> {
         record::select::<StoredAnswer>(self.connection, "", [], self.sealed)?;
         record::select::<AuditRecord>(self.connection, "", [], self.sealed)?;
         self.check_leases()?;
-        record::select::<MpsShare>(self.connection, "", [], self.sealed)?;
         record::select::<MpsTarget>(self.connection, "", [], self.sealed)?;
         record::select::<SharedGpu>(self.connection, "", [], self.sealed)?;
         match operations.iter().find(|operation| operation.id.0 > self.head.operation) {
@@ -78,38 +78,38 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Adds one to the sequence; each change of a record takes the next.
+    /// Increments the sequence number: each change of a record takes the next one.
     pub(crate) fn next_sequence(&mut self) -> u64 {
         self.head.sequence += 1;
         self.head.sequence
     }
 
-    /// Adds one to the generation of what is wanted: a config reload, for instance. Changes of
-    /// overrides do so themselves.
+    /// Increments the generation of the desired state, for example after a config reload. Changes of overrides
+    /// do so themselves.
     pub fn next_generation(&mut self) -> u64 {
         self.next_sequence();
         self.head.generation += 1;
         self.head.generation
     }
 
-    /// The wall clock, to the millisecond, the same throughout a transaction.
+    /// Returns the system time to the millisecond, constant during a transaction.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.now
     }
 
-    /// Generation of what is wanted beside the config, changes of this transaction included.
+    /// Returns the generation of the desired state outside the config, including changes of this transaction.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.head.generation
     }
 
-    /// The same, to read from.
+    /// Returns a view of the transaction.
     pub(crate) fn view(&self) -> View<'_> {
         View { connection: self.connection, head: self.head, now: self.now, sealed: true }
     }
 
-    /// Runs `read` on the transaction as it is so far.
+    /// Runs `read` on the present state of the transaction.
     pub fn read<T>(&self, read: impl FnOnce(&View<'_>) -> T) -> T {
         read(&self.view())
     }

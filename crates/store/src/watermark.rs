@@ -1,8 +1,8 @@
 //! Progress of the database, recorded outside of it.
 //!
-//! SQLite takes a damaged tail of its log for a write that a crash tore, and continues without it.
-//! That is right for a commit that was never reported, and silent loss for any other. So the sequence
-//! number of each commit is written to two files, after its sync and before its reply:
+//! SQLite takes a damaged tail of its log for a write that a crash interrupted, and continues without it. That
+//! is right for a commit that was never reported, and a silent loss for any other. So the sequence number of
+//! each commit is written to two files, after its sync and before its reply:
 //!
 //! - the **watermark** in the state directory, which survives a reboot;
 //! - the **marker** in the runtime directory (`/run/gpush`), which a reboot removes. It still exists
@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use crate::{error::OpenError, own, record::digest};
 
-/// Format 1: magic, sequence, checksum. It named neither database nor boot.
+/// Format 1: magic, sequence, checksum. It contained neither database nor boot.
 const MAGIC_1: &[u8; 8] = b"gpushwm1";
 const LENGTH_1: usize = 24;
 /// Format 2: magic, sequence, database, boot, checksum.
@@ -41,12 +41,12 @@ pub(crate) struct Origin {
     pub(crate) boot: u64,
 }
 
-/// How far a database has come.
+/// The progress of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Progress {
     /// Sequence number of the last commit.
     pub(crate) sequence: u64,
-    /// Which database; `None` in format 1.
+    /// The database and its boot; `None` in format 1.
     pub(crate) origin: Option<Origin>,
 }
 
@@ -55,14 +55,14 @@ pub(crate) struct Progress {
 pub(crate) enum Recorded {
     /// There is no file, or it is empty.
     Missing,
-    /// The file is not what was written.
+    /// The file is damaged.
     Damaged,
     /// The file is sound.
     Progress(Progress),
 }
 
 impl Recorded {
-    /// The progress of a sound file.
+    /// Returns the progress of a sound file.
     pub(crate) fn progress(&self) -> Option<&Progress> {
         match self {
             Self::Progress(progress) => Some(progress),
@@ -71,7 +71,7 @@ impl Recorded {
     }
 }
 
-/// Digest of a boot id, as a [`Origin::boot`].
+/// Returns the digest of a boot id, as in [`Origin::boot`].
 pub(crate) fn boot_digest(boot_id: &str) -> u64 {
     digest(boot_id.as_bytes())
 }
@@ -134,8 +134,8 @@ pub(crate) struct Watermarks {
 }
 
 impl Watermarks {
-    /// Records progress in both files. A failure is logged: a file that stays behind proves less, and
-    /// nothing wrong.
+    /// Records progress in both files. A failure is only logged: an outdated file detects fewer losses, but
+    /// reports no false one.
     pub(crate) fn set(&self, sequence: u64) {
         for (name, file) in [("watermark", Some(&self.watermark)), ("marker", self.marker.as_ref())] {
             if let Some(Err(error)) = file.map(|file| file.set(sequence, self.origin)) {
@@ -212,7 +212,7 @@ mod tests {
         old[16..].copy_from_slice(&sum.to_le_bytes());
         let expected = Recorded::Progress(Progress { sequence: 5, origin: None });
         assert_eq!(decode(&old), expected);
-        // An older gpushd wrote over a file of format 2.
+        // An older gpushd overwrote a file of format 2.
         assert_eq!(decode(&[&old[..], &[9; 24]].concat()), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! Budgets by user: whatever one user requests, answers to other users and the records of what they did stay.
+//! Budgets per user: requests of one user never displace answers to other users or records of their actions.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -10,7 +10,7 @@ use gpush_store::{Answer, AuditQuery, Bounds, NewAnswer, NewAudit, Options, Stor
 use jiff::Timestamp;
 use scene::{actor, options};
 
-/// A user who floods, one who does little, and root.
+/// A user who floods the store, one with few requests, and root.
 const FLOOD: u32 = 1001;
 const LITTLE: u32 = 1002;
 const ROOT: u32 = 0;
@@ -47,7 +47,7 @@ fn flood_of_answers_evicts_the_users_own_only() {
     answer(&store, ROOT, "apply".to_owned());
     (0..5).for_each(|n| answer(&store, LITTLE, n.to_string()));
     (0..100).for_each(|n| answer(&store, FLOOD, n.to_string()));
-    // Many uids, as of one user's subordinate range, with one answer each.
+    // Many uids, as in a user's subordinate range, with one answer each.
     (0..30).for_each(|n| answer(&store, 100_000 + n, "key".to_owned()));
     // Closing prunes.
     drop(store);
@@ -79,7 +79,7 @@ fn flood_of_shares_evicts_no_record_of_a_refused_attempt() {
     };
     record(ROOT, "gpu.cordon");
     (0..4).for_each(|_| record(FLOOD, "access.denied"));
-    (0..50).for_each(|_| record(FLOOD, "mps.share"));
+    (0..50).for_each(|_| record(FLOOD, "lease.grant"));
     (0..50).for_each(|_| record(LITTLE, "access.denied"));
     drop(store);
     let store = open(scratch.path(), bounds);
@@ -88,7 +88,7 @@ fn flood_of_shares_evicts_no_record_of_a_refused_attempt() {
         all.iter().filter(|one| one.action == action && one.by.as_ref().is_some_and(|by| by.uid == uid)).count()
     };
     let counts =
-        [of(FLOOD, "access.denied"), of(FLOOD, "mps.share"), of(LITTLE, "access.denied"), of(ROOT, "gpu.cordon")];
+        [of(FLOOD, "access.denied"), of(FLOOD, "lease.grant"), of(LITTLE, "access.denied"), of(ROOT, "gpu.cordon")];
     assert_eq!(counts, [4, 10, 10, 1]);
 }
 
@@ -101,7 +101,7 @@ fn flood_of_shares_evicts_the_users_own_records_only() {
         let write = store.write(move |tx| {
             tx.audit(NewAudit {
                 by: by.map(actor),
-                action: "mps.share".to_owned(),
+                action: "lease.grant".to_owned(),
                 object: "GPU-0".to_owned(),
                 result: "done".to_owned(),
                 detail: detail.clone(),
@@ -111,7 +111,7 @@ fn flood_of_shares_evicts_the_users_own_records_only() {
     };
     (0..4).for_each(|_| record(Some(LITTLE), serde_json::Value::Null));
     (0..50).for_each(|_| record(Some(FLOOD), serde_json::Value::Null));
-    // Shares that gpushd ended: they count with the user whose shares they were.
+    // Shares that gpushd ended count with the user who held them.
     (0..50).for_each(|_| record(None, serde_json::json!({ "uid": FLOOD })));
     drop(store);
     let store = open(scratch.path(), bounds);

@@ -1,6 +1,5 @@
-//! Kills and failing disks, on a process of its own that commits as fast as it can
-//! (`scene/writer.rs`). System calls are failed and killed at by `strace`; where it is missing,
-//! those tests say that they were skipped.
+//! Kills and failing disks, in a separate process that commits continuously (`scene/writer.rs`). `strace` makes
+//! system calls fail or kills the process at them; without it, those tests report that they were skipped.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -25,7 +24,7 @@ fn the_process_that_is_killed() {
 }
 
 #[test]
-fn killed_at_any_moment_it_keeps_what_it_told_and_nothing_by_halves() {
+fn kill_at_random_moment_keeps_whole_reported_transactions() {
     let scratch = tempfile::tempdir().unwrap();
     let directory = scratch.path().join("state");
     const ROUNDS: u64 = 40;
@@ -35,7 +34,7 @@ fn killed_at_any_moment_it_keeps_what_it_told_and_nothing_by_halves() {
         let mut process = child(&[], "forever", &directory).spawn().unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
         assert!(lines.any(|line| line == "ready"), "round {round}");
-        // Any moment will do; these are spread, and no two rounds have the same.
+        // The moments are spread, and differ in each round.
         let reader = std::thread::spawn(move || told(lines));
         std::thread::sleep(Duration::from_micros(500 + round * 1733 % 60_000));
         process.kill().unwrap();
@@ -47,7 +46,7 @@ fn killed_at_any_moment_it_keeps_what_it_told_and_nothing_by_halves() {
         for thread in 0..THREADS {
             let (there, before) = (now[&thread], before.get(&thread).copied().unwrap_or(0));
             let told = told.get(&thread).copied().unwrap_or(before);
-            // Each thread has one transaction under way at most.
+            // Each thread has at most one unfinished transaction.
             assert!(there >= told && there <= told + 1, "round {round}: thread {thread} {told} told, {there} there");
             recorded += told - before;
             beyond += there - told;
@@ -58,14 +57,14 @@ fn killed_at_any_moment_it_keeps_what_it_told_and_nothing_by_halves() {
     assert!(recorded > ROUNDS);
 }
 
-/// The process is killed at its n-th call of each kind, for every n that it reaches.
+/// Kills the process at its n-th call of each kind, for every n that it reaches.
 #[test]
-fn killed_at_each_write_and_sync_it_keeps_what_it_told() {
+fn kill_at_each_write_and_sync_keeps_reported_changes() {
     if !have_strace("kills at each write and sync") {
         return;
     }
     let mut points = BTreeMap::new();
-    // A first start, and one with something there already.
+    // With a first start, and with an existing database.
     for first in [true, false] {
         for call in ["pwrite64", "fdatasync", "fsync", "fallocate", "ftruncate", "unlink"] {
             for number in 1..200 {
@@ -99,7 +98,7 @@ fn killed_at_each_write_and_sync_it_keeps_what_it_told() {
 }
 
 #[test]
-fn a_disk_that_fails_or_is_full_at_each_call_is_told_and_loses_nothing() {
+fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
     if !have_strace("failing disks at each write and sync") {
         return;
     }
@@ -120,7 +119,8 @@ fn a_disk_that_fails_or_is_full_at_each_call_is_told_and_loses_nothing() {
             let key = |outcome: &str| format!("{call} {error}: {outcome}");
             let opened = Store::open(&directory, roomy()).unwrap();
             assert_eq!(lost(&opened.notes), None, "{what}");
-            // `reached` wants them without a gap; what was refused leaves one, so look directly.
+            // A refused change leaves a gap in the numbers, which `reached` does not accept, so the test reads
+            // the trail itself.
             let trail = opened.store.read(|view| view.audit(&AuditQuery::default())).wait().unwrap();
             let there = |number: &str| trail.iter().filter(|one| one.object == number).count();
             for number in text.lines().filter_map(|line| line.strip_prefix("recorded 0 ")) {
@@ -133,7 +133,7 @@ fn a_disk_that_fails_or_is_full_at_each_call_is_told_and_loses_nothing() {
             let outcome = if text.contains("refused") {
                 "not opened"
             } else if let Some(first) = errors.first() {
-                // Once the disk failed, nothing is told as recorded; once it was full, endings are.
+                // After a disk failure, no change is reported as recorded; on a full disk, endings are.
                 let after_first = text.split_once(first).unwrap().1;
                 if error == "ENOSPC" {
                     assert!(first.contains("Full") && ended, "{what}");
@@ -151,8 +151,8 @@ fn a_disk_that_fails_or_is_full_at_each_call_is_told_and_loses_nothing() {
             };
             assert_ne!(outcome, "?", "{what}");
             *counts.entry(key(outcome)).or_default() += 1;
-            // Some calls may fail unnoticed (the watermark's), but not several in a row: then there
-            // are no more such calls.
+            // Some failing calls may go unnoticed (those of the watermark), but not several in a row: then the
+            // process makes no more such calls.
             in_a_row = if outcome == "survived" { in_a_row + 1 } else { 0 };
             if in_a_row == 3 {
                 break;

@@ -1,5 +1,5 @@
-//! Damaged databases: whatever is done to the files, the store says that it lost them or holds
-//! exactly what was recorded. What it must never do is answer with anything else.
+//! Damaged databases: for any damage to the files, the store either reports a loss or contains exactly what was
+//! recorded. It never returns anything else.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -29,7 +29,7 @@ impl Dice {
     }
 }
 
-/// In memory where there is such a place: thousands of databases are made and synced.
+/// In memory if possible: the tests create and sync thousands of databases.
 fn scratch() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
@@ -46,7 +46,6 @@ fn fill(store: &Store) {
                     tx.end(id, OperationState::Done, None)?;
                 }
                 tx.set_override(override_of(&format!("GPU-{}", n % 8), &format!("reason {n}")))?;
-                tx.take_mps_share(scene::share_of("GPU-0", 1000))?;
                 let terms = scene::lease_terms(&["GPU-0", "GPU-1"]);
                 let lease = tx.grant_lease(LeaseSource::from(scene::new_lease(1000)), terms)?.id;
                 if n % 4 != 0 {
@@ -68,7 +67,7 @@ fn fill(store: &Store) {
             .wait()
             .unwrap();
     }
-    // One that takes overflow pages.
+    // This one needs overflow pages.
     let mut large = intent(99);
     large.more = serde_json::json!({ "mark": 99, "text": "A100".repeat(3000) });
     store
@@ -79,7 +78,7 @@ fn fill(store: &Store) {
 
 type Files = BTreeMap<PathBuf, Vec<u8>>;
 
-/// The files of the store as they are now. Those of one that is open are what a kill would leave.
+/// Returns the present files of the store. For an open store, these are the files that a kill would leave.
 fn files(directory: &Path) -> Files {
     let names = ["gpush.db", "gpush.db-wal", "watermark"];
     names.iter().filter_map(|name| Some((PathBuf::from(name), fs::read(directory.join(name)).ok()?))).collect()
@@ -92,7 +91,7 @@ enum Outcome {
     Refused,
 }
 
-/// Lays files out, opens, and compares with what was recorded.
+/// Writes the files to a directory, opens the store, and compares it with the recorded content.
 fn judge(directory: &Path, files: &Files, recorded: &str, what: &str) -> Outcome {
     let _ = fs::remove_dir_all(directory);
     fs::create_dir(directory).unwrap();
@@ -106,7 +105,7 @@ fn judge(directory: &Path, files: &Files, recorded: &str, what: &str) -> Outcome
     };
     let text = opened.store.read(everything).wait().unwrap();
     if let Some(lost) = lost(&opened.notes) {
-        // Nothing was thrown away, and no number is given twice.
+        // The damaged file is kept, and no number is used twice.
         let kept = lost.kept.as_ref().expect("a damaged file is kept");
         assert_eq!(fs::read(kept).unwrap(), files[Path::new("gpush.db")], "{what}");
         let log = fs::read(format!("{}-wal", kept.display())).unwrap_or_default();
@@ -137,7 +136,7 @@ impl Counts {
 }
 
 #[test]
-fn no_damage_to_the_database_goes_unnoticed_and_matters() {
+fn damaged_database_is_reported_or_unchanged() {
     let scratch = scratch();
     let directory = scratch.path().join("whole");
     let store = open(&directory).store;
@@ -197,13 +196,13 @@ fn no_damage_to_the_database_goes_unnoticed_and_matters() {
 }
 
 #[test]
-fn no_damage_to_the_log_goes_unnoticed_and_matters() {
+fn damaged_log_is_reported_or_unchanged() {
     let scratch = scratch();
     let directory = scratch.path().join("whole");
     let store = open(&directory).store;
     fill(&store);
     let recorded = store.read(everything).wait().unwrap();
-    // What a kill -9 right now would leave. Housekeeping may have been at it: the log still counts.
+    // The files that a kill -9 would leave now. After housekeeping, the log is still needed.
     let whole = files(&directory);
     let log = Path::new("gpush.db-wal");
     let size = whole[log].len();
@@ -229,7 +228,7 @@ fn no_damage_to_the_log_goes_unnoticed_and_matters() {
     let mut gone = whole.clone();
     gone.remove(log);
     assert_eq!(judge(&target, &gone, &recorded, "log deleted"), Outcome::Said);
-    // Without its watermark nothing proves that the database is complete.
+    // Without its watermark, no evidence shows that the database is complete.
     let mut marks = Counts::default();
     for bit in (0..48 * 8).step_by(2) {
         let mut bad = whole.clone();
@@ -242,7 +241,7 @@ fn no_damage_to_the_log_goes_unnoticed_and_matters() {
 }
 
 #[test]
-fn an_old_copy_put_back_or_a_database_deleted_between_runs_is_a_loss_until_accepted() {
+fn old_or_deleted_database_is_a_loss_until_accepted() {
     let scratch = scratch();
     let directory = scratch.path().join("state");
     drop(open(&directory));
@@ -256,7 +255,7 @@ fn an_old_copy_put_back_or_a_database_deleted_between_runs_is_a_loss_until_accep
     assert!(loss.cause.contains("an old copy was put back"), "{}", loss.cause);
     assert_eq!((loss.boot_id.as_str(), fs::read(loss.kept.as_ref().unwrap()).unwrap()), ("boot-1", old));
     drop(opened);
-    // Said again at each start, until somebody takes note.
+    // Reported at each start until it is accepted.
     let opened = open(&directory);
     assert_eq!(lost(&opened.notes), Some(&loss));
     let accepted = opened.store.write(|tx| tx.accept_loss()).wait().unwrap();
@@ -275,7 +274,7 @@ fn an_old_copy_put_back_or_a_database_deleted_between_runs_is_a_loss_until_accep
     assert!(lost(&open(&directory).notes).unwrap().cause.contains("it is empty"));
     fs::write(directory.join("gpush.db"), "this is no database at all").unwrap();
     assert!(lost(&open(&directory).notes).is_some());
-    // Kept aside, but not without end.
+    // Only a limited number is kept.
     for round in 0..8 {
         fs::write(directory.join("gpush.db"), format!("damage number {round}")).unwrap();
         assert!(lost(&open(&directory).notes).is_some());

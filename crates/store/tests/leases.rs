@@ -1,4 +1,4 @@
-//! Leases: what is recorded, in which order states follow each other, numbers, and the budget of history.
+//! Leases: records, order of states, numbers, and the budget of ended leases.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -69,7 +69,7 @@ fn dynamic_grant_is_recorded_with_the_begin_and_the_end_of_its_operation() {
     .unwrap();
     assert_eq!((lease.state, lease.operation, lease.id), (LeaseState::Granting, Some(operation), queued.id));
     drop(store);
-    // A restart finds both, or after the second commit neither in between.
+    // A restart finds both records; after the second commit, no unfinished state.
     let store = open(scratch.path()).store;
     assert_eq!(store.read(|view| view.unfinished()).wait().unwrap().len(), 1);
     let active = write(&store, move |tx| {
@@ -250,7 +250,8 @@ fn action() -> impl Strategy<Value = Action> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-    /// Random changes against a model in memory, the store closed and opened again at random.
+    /// Applies random changes to the store and to a model in memory, with the store closed and opened again at
+    /// random.
     #[test]
     fn store_holds_the_leases_of_the_model(actions in proptest::collection::vec(action(), 1..50)) {
         let scratch = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Loss of state: whatever of the state directory is missing, old or of another host, opening reports
-//! it. GPUs are held exactly when promises of this boot may be lost.
+//! Loss of state: if part of the state directory is missing, old, or of another host, opening reports it. GPUs
+//! are held exactly if promises of this boot may be lost.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -24,7 +24,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// With a database in which something is recorded.
+    /// Creates a scene whose database has records.
     fn used() -> Self {
         let scene = Self { scratch: tempfile::tempdir().unwrap(), boot: "boot-1", machine: "machine-a" };
         let opened = scene.open();
@@ -64,13 +64,13 @@ impl Scene {
         write.wait().unwrap();
     }
 
-    /// A reboot clears the runtime directory.
+    /// Simulates a reboot, which clears the runtime directory.
     fn reboot(&mut self) {
         self.boot = "boot-2";
         let _ = fs::remove_dir_all(self.scratch.path().join("run"));
     }
 
-    /// Opens, and expects that a loss is reported whose cause contains `says`.
+    /// Opens the store, and expects a reported loss whose cause contains `says`.
     #[track_caller]
     fn expect_loss(&self, says: &str, holds: bool) -> Lost {
         let opened = self.open();
@@ -79,12 +79,12 @@ impl Scene {
         assert_eq!(loss.holds, holds, "{loss:?}");
         assert_eq!(overrides(&opened), Vec::<String>::new());
         drop(opened);
-        // It is reported until it is accepted, and not more than once.
+        // It is reported until it is accepted, and only once each time.
         assert_eq!(lost(&self.open().notes), Some(&loss));
         loss
     }
 
-    /// Opens, and expects what was recorded.
+    /// Opens the store, and expects all records.
     #[track_caller]
     fn expect_whole(&self) {
         let opened = self.open();
@@ -139,7 +139,7 @@ fn deleted_database_on_new_boot_is_reported_without_hold() {
     remove(&scene.file(DATABASE));
     scene.reboot();
     let loss = scene.expect_loss("was deleted", false);
-    // Accepted, it is not reported again.
+    // After it is accepted, it is not reported again.
     scene.open().store.write(|tx| tx.accept_loss()).wait().unwrap();
     assert_eq!((loss.boot_id.as_str(), lost(&scene.open().notes)), ("boot-2", None));
 }
@@ -162,7 +162,7 @@ fn missing_or_damaged_watermark_does_not_hide_lost_commits() {
     for watermark in [None, Some("damaged"), Some("")] {
         for reboots in [false, true] {
             let mut scene = Scene::used();
-            // The database as it was before its last commits, as when its log is gone as well.
+            // The database as it was before its last commits, as if its log were gone too.
             let old = fs::read(scene.file(DATABASE)).unwrap();
             let opened = scene.open();
             scene.record(&opened, "second");
@@ -221,7 +221,7 @@ fn new_machine_id_on_same_boot_keeps_the_database() {
     let mut scene = Scene::used();
     scene.machine = "machine-b";
     scene.expect_whole();
-    // It is this machine's from now on.
+    // From now on it belongs to this machine.
     scene.reboot();
     scene.expect_whole();
 }

@@ -1,5 +1,5 @@
-//! Random changes against a model in memory, the store closed and opened again at random: it
-//! holds what the model holds, in the same order, whatever came before.
+//! Random changes, compared with a model in memory, with the store closed and opened again at random: the
+//! contents and their order are always equal.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -28,7 +28,7 @@ enum Action {
     Uncordon(u8, Option<u8>),
     Audit(u8),
     Generation,
-    /// The rest of a transaction that is given up.
+    /// A transaction that the closure aborts.
     GivenUp(u8),
     Reopen,
 }
@@ -93,7 +93,7 @@ fn look(store: &Store) -> Model {
     read.wait().unwrap()
 }
 
-/// Applies an action to both; whether the store took it as the model did.
+/// Applies an action to both. Returns whether the store's result is the model's.
 fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
     let gpu = |gpu: u8| format!("GPU-{gpu}");
     match *action {
@@ -130,7 +130,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             };
             match model.operations.get_mut(&id) {
                 None => assert_eq!(outcome, Err(StoreError::NoSuchOperation(id_))),
-                // A stage may be confirmed, an end not.
+                // A stage may be set again, a final one not.
                 Some(kept)
                     if to == OperationState::Running
                         && matches!(kept.0, OperationState::Queued | OperationState::Waiting) =>
@@ -212,7 +212,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             });
             assert_eq!(outcome.wait(), Err(StoreError::Closed));
         }
-        // By the caller, who owns the handle.
+        // The caller, which owns the handle, does this.
         Action::Reopen => {}
     }
 }
@@ -220,7 +220,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
     #[test]
-    fn the_store_holds_what_the_model_holds(actions in proptest::collection::vec(action(), 1..60)) {
+    fn store_content_equals_model(actions in proptest::collection::vec(action(), 1..60)) {
         let scratch = tempfile::tempdir().unwrap();
         let mut store = open(scratch.path()).store;
         let mut model = Model::default();

@@ -1,6 +1,6 @@
-//! Power cuts: every write and sync of a committing process is written down by `strace`, and the
-//! disk is put together as a cut at any moment might leave it, with any part of what was not
-//! synced. Also the promise itself: a sync between two replies, and nothing pending at a reply.
+//! Power cuts. `strace` records every write and sync of a committing process, and the test builds the disk
+//! contents that a cut at any moment could leave, with any part of the unsynced data. It also checks that there
+//! is a sync between two replies, and no unsynced data at a reply.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -20,7 +20,7 @@ fn the_process_that_is_killed() {
     scene::writer::role();
 }
 
-/// A call that matters, as strace wrote it down.
+/// A relevant call, as strace printed it.
 #[derive(Debug)]
 enum Event {
     Write { file: String, offset: usize, bytes: Vec<u8> },
@@ -33,8 +33,8 @@ fn unhex(text: &str) -> Vec<u8> {
     text.split("\\x").skip(1).map(|pair| u8::from_str_radix(&pair[..2], 16).unwrap()).collect()
 }
 
-/// Reads a trace made with `-y -xx`. A call that another thread's line interrupts counts from its
-/// end, where it has effect for sure.
+/// Parses a trace made with `-y -xx`. An interrupted call counts when it returns: by then it has certainly
+/// taken effect.
 fn events(trace: &str) -> Vec<Event> {
     let mut unfinished: BTreeMap<&str, String> = BTreeMap::new();
     let mut events = Vec::new();
@@ -78,7 +78,7 @@ fn events(trace: &str) -> Vec<Event> {
     events
 }
 
-/// Content of files, some changes of which may not have reached the disk yet.
+/// Contents of files; some changes may not have reached the disk yet.
 #[derive(Default, Clone)]
 struct Disk {
     durable: BTreeMap<String, Vec<u8>>,
@@ -105,7 +105,7 @@ impl Disk {
         }
     }
 
-    /// What a power cut leaves when of the pending changes only those happen that `keep` says.
+    /// Returns the contents after a power cut that keeps only the pending changes selected by `keep`.
     fn cut(&self, keep: impl Fn(usize) -> bool) -> BTreeMap<String, Vec<u8>> {
         let mut left = self.durable.clone();
         for (number, (file, offset, bytes)) in self.pending.iter().enumerate() {
@@ -118,7 +118,7 @@ impl Disk {
 }
 
 #[test]
-fn a_power_cut_at_any_moment_keeps_what_was_told() {
+fn power_cut_keeps_reported_changes() {
     if !have_strace("order of durability and power cuts") {
         return;
     }
@@ -127,7 +127,7 @@ fn a_power_cut_at_any_moment_keeps_what_was_told() {
     let store = Store::open(&directory, roomy()).unwrap().store;
     commit(&store, 0, 1).unwrap();
     drop(store);
-    // Hundreds of stores are opened: in memory where there is such a place.
+    // The test opens hundreds of stores, in memory if possible.
     let shared = Path::new("/dev/shm");
     let memory = if shared.is_dir() { tempfile::tempdir_in(shared) } else { tempfile::tempdir() };
     let memory = memory.or_else(|_| tempfile::tempdir()).unwrap();
@@ -138,7 +138,7 @@ fn a_power_cut_at_any_moment_keeps_what_was_told() {
     let trace = scratch.path().join("trace");
     let calls = "trace=pwrite64,ftruncate,fdatasync,fsync,write";
     let strace = ["-y", "-xx", "-s", "70000", "-e", calls, "-o", trace.to_str().unwrap()];
-    // So many that the log is brought into the database among them.
+    // Enough for a checkpoint among them.
     const COMMITS: u64 = 260;
     let output = child(&strace, &format!("few {COMMITS}"), &directory).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stdout).contains("ending Ok"));
@@ -161,8 +161,7 @@ fn a_power_cut_at_any_moment_keeps_what_was_told() {
                 syncs += u64::from(file == "gpush.db-wal");
             }
             Event::Told(number) => {
-                // The promise itself: a sync of the log between two replies, and nothing of it
-                // pending at a reply.
+                // There must be a sync of the log between two replies, and no unsynced log data at a reply.
                 assert!(syncs > syncs_then, "no sync before reply {number}");
                 assert!(disk.pending.iter().all(|change| change.0 != "gpush.db-wal"), "reply {number}");
                 (told, syncs_then) = (*number, syncs);
@@ -182,7 +181,7 @@ fn a_power_cut_at_any_moment_keeps_what_was_told() {
             let keep = |number: usize| match way {
                 0 => false,
                 1 => true,
-                // Any part of it, in any order.
+                // Any subset of the changes, in any order.
                 _ => (number.wrapping_mul(0x9e37_79b9) ^ position.wrapping_mul(0x85eb_ca6b)) >> (way + 5) & 1 == 1,
             };
             let target = memory.path().join("cut");

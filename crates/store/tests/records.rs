@@ -1,5 +1,5 @@
-//! What the agent does with the store, in quiet times: the life of each kind of record, that a
-//! transaction is whole, that many share a sync, that reopening changes nothing.
+//! Normal use of the store: each kind of record over its lifetime, atomic transactions, shared syncs, and
+//! unchanged content after reopening.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -15,7 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 use scene::{actor, audit, condition, everything, intent, open, operation, options, override_of};
 
 #[test]
-fn an_operation_lives_as_drawn_and_survives_reopening() {
+fn operation_follows_its_states_and_survives_reopening() {
     let scratch = tempfile::tempdir().unwrap();
     let opened = open(scratch.path());
     assert_eq!(opened.notes.iter().filter(|note| **note == Note::Created).count(), 1);
@@ -27,7 +27,7 @@ fn an_operation_lives_as_drawn_and_survives_reopening() {
     let id = first.id;
     let started = store.write(move |tx| tx.start(id, intent(3), Vec::new())).wait().unwrap();
     assert_eq!((started.stage, started.revision), (OperationState::Running, 2));
-    // The reading from before is not overwritten once there may have been a driver call.
+    // The previous reading must not be overwritten once a driver call may have happened.
     let again = store.write(move |tx| tx.start(id, intent(4), Vec::new())).wait().unwrap_err();
     assert!(matches!(again, StoreError::Transition { from: OperationState::Running, .. }), "{again}");
 
@@ -59,13 +59,13 @@ fn an_operation_lives_as_drawn_and_survives_reopening() {
     };
     assert_eq!((ended.error, ended.progress[0].doing.clone()), (Some(error), None));
     assert!(ended.ended_at.is_some());
-    // Others may have been told of more than is recorded, never of less.
+    // Clients may have seen a higher revision than the recorded one, never a lower one.
     let told = ended.revision + 5;
     for (revision, now) in [(told, told), (told - 3, told)] {
         let raised = store.write_ending(move |tx| tx.raise_revision(id, revision)).wait().unwrap();
         assert_eq!((raised.revision, raised.stage), (now, OperationState::RolledBack));
     }
-    // It ended, but a service is still to be started again.
+    // It has ended, but a service must still be started again.
     let found = store.read(|view| view.unfinished()).wait().unwrap();
     assert_eq!(
         found.iter().map(|one| one.record.stage).collect::<Vec<_>>(),
@@ -86,14 +86,14 @@ fn an_operation_lives_as_drawn_and_survives_reopening() {
 }
 
 #[test]
-fn a_transaction_is_whole_or_nothing_and_one_failing_spares_the_others() {
+fn failed_transaction_leaves_others_of_its_batch() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     store.write(|tx| tx.set_override(override_of("GPU-0", "first"))).wait().unwrap();
     let before = store.read(everything).wait().unwrap();
     let refused = ApiError::new(Code::Conflict, "GPU 0 is being changed by op-7");
     let own = refused.clone();
-    // All in one go, so that they share a batch.
+    // All in one call, so that they share a batch.
     let fails = store.write(move |tx| {
         tx.begin(operation("mig.apply", 1))?;
         tx.clear_override("GPU-0")?;
@@ -117,21 +117,21 @@ fn a_transaction_is_whole_or_nothing_and_one_failing_spares_the_others() {
     });
     assert!(matches!(large.wait(), Err(StoreError::TooLarge { table: "overrides", .. })));
     assert_eq!(store.read(everything).wait().unwrap(), before);
-    // What is written must be readable at the next start.
+    // A record that could not be read at the next start is refused.
     let deep = (0..200).fold(serde_json::Value::Null, |inner, _| serde_json::json!([inner]));
     let deep = store.write(move |tx| tx.audit(gpush_store::NewAudit { detail: deep.clone(), ..audit("x", "y") }));
     assert!(matches!(deep.wait(), Err(StoreError::Unreadable { table: "audit", .. })));
     assert_eq!(store.read(everything).wait().unwrap(), before);
-    // And it goes on, with the number that the failed one did not use.
+    // The next operation takes the number that the failed one did not use.
     let next = store.write(|tx| tx.begin(operation("mig.apply", 1))).wait().unwrap();
     assert_eq!(next.id, OperationId(1));
 }
 
 #[tokio::test]
-async fn many_callers_share_a_sync() {
+async fn concurrent_callers_share_a_sync() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
-    // The thread is kept busy until all are there.
+    // The thread is kept busy until all are queued.
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let block = store.read(move |_| {
         let _ = wait.recv();
@@ -157,7 +157,7 @@ async fn many_callers_share_a_sync() {
 }
 
 #[test]
-fn overrides_end_by_hand_or_by_time_and_count_generations() {
+fn overrides_are_cleared_or_expire_and_raise_generation() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let made = store.write(|tx| tx.set_override(override_of("GPU-1", "a test"))).wait().unwrap();
@@ -180,7 +180,7 @@ fn overrides_end_by_hand_or_by_time_and_count_generations() {
 }
 
 #[test]
-fn conditions_are_told_apart_by_their_cause() {
+fn conditions_are_distinguished_by_cause() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let set = store
@@ -208,7 +208,7 @@ fn conditions_are_told_apart_by_their_cause() {
 }
 
 #[test]
-fn an_answer_is_given_again_to_the_same_user_key_and_request() {
+fn answer_is_repeated_for_same_user_key_and_request() {
     let scratch = tempfile::tempdir().unwrap();
     let mut store = open(scratch.path()).store;
     let expires_at = Timestamp::now() + SignedDuration::from_hours(1);
@@ -249,7 +249,7 @@ fn an_answer_is_given_again_to_the_same_user_key_and_request() {
 }
 
 #[test]
-fn what_is_kept_is_bounded_and_a_wrong_clock_empties_no_trail() {
+fn history_is_bounded_and_wrong_clock_keeps_trail() {
     let scratch = tempfile::tempdir().unwrap();
     let bounds =
         Bounds { operations: 3, answers: 2, audit_most: 50, audit_least: 10, reserve: 1 << 16, ..Bounds::default() };
@@ -283,7 +283,7 @@ fn what_is_kept_is_bounded_and_a_wrong_clock_empties_no_trail() {
             .wait()
             .unwrap();
     }
-    // Closing tidies up.
+    // Closing prunes.
     drop(store);
     let look = |store: &Store| {
         store
@@ -297,10 +297,10 @@ fn what_is_kept_is_bounded_and_a_wrong_clock_empties_no_trail() {
             .unwrap()
     };
     let store = open(start).store;
-    // The first has something to be taken back.
+    // The first has an undo entry left.
     assert_eq!(look(&store), (vec![1, 6, 7, 8], 50, Some("69".to_owned()), 2));
     drop(store);
-    // A clock far ahead: ten records stay. Then back again: said, and order holds.
+    // The clock is far ahead: ten records stay. Then it is set back: a note reports it, and the order holds.
     let store = open(start + SignedDuration::from_hours(24 * 365 * 50)).store;
     store.write(|tx| tx.audit(audit("x", "ahead"))).wait().unwrap();
     drop(store);
@@ -315,7 +315,7 @@ fn what_is_kept_is_bounded_and_a_wrong_clock_empties_no_trail() {
     assert_eq!(last.iter().map(|one| one.object.as_str()).collect::<Vec<_>>(), ["ahead", "back"]);
     let about = AuditQuery { objects: vec!["69".to_owned()], ..AuditQuery::default() };
     assert_eq!(store.read(move |view| view.audit(&about)).wait().unwrap().len(), 1);
-    let gpus = serde_json::json!({ "gpus": [{ "gpu": "GPU-a" }, { "gpu": "GPU-b" }, 7] });
+    let gpus = serde_json::json!({ "gpus": [{ "gpu_uuid": "GPU-a" }, { "gpu_uuid": "GPU-b" }, 7] });
     let by_gpu = move |tx: &mut gpush_store::Tx<'_>| {
         tx.audit(gpush_store::NewAudit { detail: gpus.clone(), ..audit("x", "op-1") })?;
         tx.audit(audit("y", "op-1"))?;
@@ -333,7 +333,7 @@ fn what_is_kept_is_bounded_and_a_wrong_clock_empties_no_trail() {
     assert_eq!((about(&["op-1"]), about(&["GPU-c"])), (vec!["x".to_owned(), "y".to_owned()], vec![]));
     let after = AuditQuery { after: last[0].sequence, limit: 1, ..AuditQuery::default() };
     assert_eq!(store.read(move |view| view.audit(&after)).wait().unwrap(), last[1..]);
-    // By the wall clock, which was set back: what was made before that lies ahead.
+    // Selected by the system clock, which was set back: earlier records have a later time.
     let back = last[1].at;
     let since = AuditQuery { since: Some(back), ..AuditQuery::default() };
     let since = store.read(move |view| view.audit(&since)).wait().unwrap();
@@ -344,7 +344,7 @@ fn what_is_kept_is_bounded_and_a_wrong_clock_empties_no_trail() {
 }
 
 #[test]
-fn what_was_noticed_is_known_to_the_next_agent_and_the_last_of_each_gpu_counts() {
+fn last_notice_of_each_gpu_survives_restart() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     assert!(store.read(|view| view.noticed()).wait().unwrap().is_empty());
@@ -358,15 +358,9 @@ fn what_was_noticed_is_known_to_the_next_agent_and_the_last_of_each_gpu_counts()
 }
 
 #[test]
-fn shares_and_targets_of_mps_last_until_they_are_ended_or_the_host_boots() {
+fn record_of_an_mps_target_lasts_until_it_says_nothing() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
-    let take = |uid| store.write(move |tx| tx.take_mps_share(scene::share_of("GPU-0", uid))).wait().unwrap();
-    let (one, other) = (take(1000), take(1001));
-    assert!(other.id > one.id);
-    let ended = store.write_ending(move |tx| tx.end_mps_share(one.id)).wait().unwrap();
-    assert_eq!(ended.as_ref(), Some(&one));
-    assert_eq!(store.write_ending(move |tx| tx.end_mps_share(one.id)).wait().unwrap(), None, "once");
     let target = MpsTarget {
         target: "GPU-0".to_owned(),
         stopped: Some(MpsStopped { by: scene::actor(0), end_at: None }),
@@ -377,25 +371,19 @@ fn shares_and_targets_of_mps_last_until_they_are_ended_or_the_host_boots() {
     store.write(move |tx| tx.set_mps_target(&kept)).wait().unwrap();
     drop(store);
 
-    let store = open(scratch.path()).store;
-    let shares = store.read(|view| view.mps_shares()).wait().unwrap();
-    assert_eq!(shares, [other]);
-    assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), [target]);
+    let options = Options { boot_id: "another".to_owned(), ..Options::default() };
+    let store = Store::open(scratch.path(), options).unwrap().store;
+    assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), std::slice::from_ref(&target));
+    store.write_ending(|tx| tx.forget_mps_of_other_boots()).wait().unwrap();
+    let stopped = MpsTarget { in_force: None, ..target };
+    assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), [stopped]);
     let empty = MpsTarget { target: "GPU-0".to_owned(), ..MpsTarget::default() };
     store.write(move |tx| tx.set_mps_target(&empty)).wait().unwrap();
     assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), []);
-    store.write_ending(|tx| tx.forget_mps_of_other_boots()).wait().unwrap();
-    assert_eq!(store.read(|view| view.mps_shares()).wait().unwrap().len(), 1, "of this boot");
-    drop(store);
-
-    let options = Options { boot_id: "another".to_owned(), ..Options::default() };
-    let store = Store::open(scratch.path(), options).unwrap().store;
-    store.write_ending(|tx| tx.forget_mps_of_other_boots()).wait().unwrap();
-    assert_eq!(store.read(|view| view.mps_shares()).wait().unwrap(), []);
 }
 
 #[test]
-fn what_was_set_on_gpus_lasts_as_long_as_the_boot() {
+fn gpu_settings_last_until_reboot() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let level = |set, last| LevelSet { set, last };

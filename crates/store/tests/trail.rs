@@ -1,4 +1,4 @@
-//! The audit trail as it is pruned: what everybody can write pushes out nothing that others did.
+//! Pruning of the audit trail: records that every user can create never displace other users' records.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -8,13 +8,13 @@ use gpush_store::{AuditQuery, Bounds, Options, Store};
 use scene::{audit, options};
 
 #[test]
-fn shares_push_out_each_other_and_nothing_that_an_administrator_did() {
+fn share_records_displace_no_administrator_records() {
     let scratch = tempfile::tempdir().unwrap();
     let bounds = Bounds { audit_most: 40, audit_shares: 25, audit_least: 5, reserve: 1 << 16, ..Bounds::default() };
     let open = || Store::open(scratch.path(), Options { bounds, ..options() }).unwrap().store;
     let store = open();
     // Two in three are of shares, and a flood of them comes at the end.
-    let action = |n: u64| if n < 45 && n.is_multiple_of(3) { "gpu.cordon" } else { "mps.share" };
+    let action = |n: u64| if n < 45 && n.is_multiple_of(3) { "gpu.cordon" } else { "lease.grant" };
     for n in 0..200 {
         store.write(move |tx| tx.audit(audit(action(n), &n.to_string()))).wait().unwrap();
     }
@@ -25,9 +25,10 @@ fn shares_push_out_each_other_and_nothing_that_an_administrator_did() {
         all.iter().filter(|one| one.action == wanted).map(|one| one.object.parse().unwrap()).collect()
     };
     assert_eq!(of("gpu.cordon"), (0..45).filter(|n| n % 3 == 0).collect::<Vec<u64>>());
-    assert_eq!(of("mps.share"), (175..200).collect::<Vec<u64>>());
+    assert_eq!(of("lease.grant"), (175..200).collect::<Vec<u64>>());
     assert!(all.is_sorted_by_key(|one| one.sequence), "the order is that of what was done");
-    // Page by page, from the oldest, it is the same, though many between them are gone; and so are the last.
+    // Reading pages from the oldest returns the same records, although many numbers in between are gone; so
+    // does reading the last ones.
     let mut paged = Vec::new();
     loop {
         let after = paged.last().map_or(0, |one: &gpush_store::AuditRecord| one.sequence);
@@ -41,12 +42,12 @@ fn shares_push_out_each_other_and_nothing_that_an_administrator_did() {
     assert_eq!(paged, all);
     let last = AuditQuery { latest: true, limit: 30, ..AuditQuery::default() };
     assert_eq!(store.read(move |view| view.audit(&last)).wait().unwrap(), all[10..]);
-    // What administrators did is bounded by itself.
+    // Records of administrators have a limit of their own.
     for n in 0..60u64 {
         store.write(move |tx| tx.audit(audit("gpu.cordon", &n.to_string()))).wait().unwrap();
     }
     drop(store);
     let all = open().read(|view| view.audit(&AuditQuery::default())).wait().unwrap();
-    let shares = all.iter().filter(|one| one.action == "mps.share").count();
+    let shares = all.iter().filter(|one| one.action == "lease.grant").count();
     assert_eq!((all.len() - shares, shares), (40, 25));
 }

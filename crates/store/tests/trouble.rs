@@ -1,5 +1,5 @@
-//! Trouble around the store: a full disk, a second agent, files deleted under it, a newer one's
-//! database, a directory that can't be used.
+//! Problems around the store: a full disk, a second agent, deleted files, the database of a newer gpushd, an
+//! unusable directory.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -20,7 +20,7 @@ use gpush_store::{Bounds, NewOperation, Note, OpenError, Opened, Options, SCHEMA
 use scene::{audit, everything, lost, open, operation, options, override_of};
 
 #[test]
-fn a_second_agent_is_told_who_has_the_directory_and_may_have_it_afterwards() {
+fn second_agent_gets_holder_and_can_open_afterwards() {
     let scratch = tempfile::tempdir().unwrap();
     let path = scratch.path().join("a/b");
     let first = open(&path);
@@ -36,7 +36,7 @@ fn a_second_agent_is_told_who_has_the_directory_and_may_have_it_afterwards() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_names_the_option() {
+fn directory_that_cannot_be_created_names_the_option() {
     let error = Store::open(Path::new("/dev/null/gpush"), options()).unwrap_err();
     assert!(error.to_string().contains("--state-dir"), "{error}");
     let scratch = tempfile::tempdir().unwrap();
@@ -54,7 +54,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[test]
-fn only_the_state_directory_itself_is_closed_to_others() {
+fn only_state_directory_itself_is_private() {
     let scratch = tempfile::tempdir().unwrap();
     fs::create_dir(scratch.path().join("usual")).unwrap();
     let directory = scratch.path().join("above/state");
@@ -74,13 +74,13 @@ fn only_the_state_directory_itself_is_closed_to_others() {
     set_mode(&directory.join("gpush.db"), 0o644);
     open(&directory);
     assert_eq!(mode(&directory.join("gpush.db")), 0o600);
-    // A directory may be reached through a link: it is what stands behind that counts.
+    // A link to the directory is accepted; the checks apply to its target.
     symlink(&directory, scratch.path().join("link")).unwrap();
     open(&scratch.path().join("link"));
 }
 
 #[test]
-fn what_others_could_have_written_is_refused_and_not_touched() {
+fn files_writable_by_others_are_refused_unchanged() {
     const FILES: [&str; 5] = ["lock", "reserve", "watermark", "gpush.db", "gpush.db-wal"];
     let scratch = tempfile::tempdir().unwrap();
     let directory = scratch.path().join("state");
@@ -136,7 +136,7 @@ fn what_others_could_have_written_is_refused_and_not_touched() {
 }
 
 #[test]
-fn what_is_deleted_or_replaced_under_us_is_noticed_before_success_is_told() {
+fn deleted_or_replaced_file_fails_the_next_write() {
     type Way = (&'static str, fn(&Path));
     let ways: [Way; 6] = [
         ("database deleted", |directory| fs::remove_file(directory.join("gpush.db")).unwrap()),
@@ -158,11 +158,11 @@ fn what_is_deleted_or_replaced_under_us_is_noticed_before_success_is_told() {
         let error = store.write(|tx| tx.audit(audit("x", "after"))).wait().unwrap_err();
         assert!(matches!(error, StoreError::Gone { .. }), "{what}: {error}");
         assert!(error.to_string().contains("systemctl restart gpushd"), "{what}: {error}");
-        // For good, also for what ends something.
+        // Permanently, and also for endings.
         let again = store.write_ending(|tx| tx.audit(audit("x", "after"))).wait().unwrap_err();
         assert!(matches!(again, StoreError::Gone { .. }), "{what}: {again}");
         drop(store);
-        // The next agent has everything that was told as recorded, or says that it has not.
+        // The next agent has everything that was reported as recorded, or reports a loss.
         if !what.starts_with("directory") {
             let opened = open(&directory);
             let trail = opened.store.read(|view| view.audit(&gpush_store::AuditQuery::default())).wait().unwrap();
@@ -175,12 +175,12 @@ fn what_is_deleted_or_replaced_under_us_is_noticed_before_success_is_told() {
 }
 
 #[test]
-fn a_newer_database_is_read_and_not_written() {
+fn newer_database_is_read_only() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     store.write(|tx| tx.set_override(override_of("GPU-0", "kept"))).wait().unwrap();
     drop(store);
-    // What a next schema would do: another column, sealed with the rest.
+    // A change that a later schema might make: another column, included in the seal.
     let file = scratch.path().join("gpush.db");
     let newer = rusqlite::Connection::open(&file).unwrap();
     newer
@@ -190,7 +190,7 @@ fn a_newer_database_is_read_and_not_written() {
         )
         .unwrap();
     newer.close().unwrap();
-    // The header alone is not believed: a flipped bit there must not pass for a newer schema.
+    // The header alone is not sufficient: a flipped bit there must not look like a newer schema.
     let before = fs::read(&file).unwrap();
     let opened = open(scratch.path());
     assert!(lost(&opened.notes).unwrap().cause.contains("differ in the schema"), "{:?}", opened.notes);
@@ -222,16 +222,16 @@ fn a_newer_database_is_read_and_not_written() {
 }
 
 #[test]
-fn an_older_database_is_brought_forward_with_all_that_is_in_it() {
+fn older_database_is_migrated_with_all_records() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     store.write(|tx| tx.set_override(override_of("GPU-0", "kept"))).wait().unwrap();
     drop(store);
-    // As the gpushd before left it.
+    // As an older gpushd leaves it.
     let older = rusqlite::Connection::open(scratch.path().join("gpush.db")).unwrap();
     older
         .execute_batch(
-            "DROP TABLE mps_shares; DROP TABLE mps_targets; DROP TABLE shared_gpus; DROP TABLE leases;
+            "DROP TABLE mps_targets; DROP TABLE shared_gpus; DROP TABLE leases;
              PRAGMA user_version = 1;",
         )
         .unwrap();
@@ -242,11 +242,11 @@ fn an_older_database_is_brought_forward_with_all_that_is_in_it() {
     let opened = open(scratch.path());
     assert!(opened.notes.contains(&Note::Migrated { from: 1, to: SCHEMA }), "{:?}", opened.notes);
     assert_eq!(opened.store.read(|view| view.overrides()).wait().unwrap()[0].reason, "kept");
-    opened.store.write(|tx| tx.take_mps_share(scene::share_of("GPU-0", 1000))).wait().unwrap();
+    opened.store.write(|tx| tx.queue_lease(scene::new_lease(1000))).wait().unwrap();
 }
 
-/// The seal over a fact, worked out anew from its description: FNV-1a over the table's name, then
-/// of each text its kind 3, its length in 8 bytes, and itself.
+/// Computes the seal over a fact from its definition: FNV-1a over the table's name, then for each text its kind
+/// 3, its length in 8 bytes, and its bytes.
 fn seal_of_schema_fact(value: &str) -> i64 {
     let mut bytes = b"facts".to_vec();
     for text in ["schema", value] {
@@ -258,7 +258,7 @@ fn seal_of_schema_fact(value: &str) -> i64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step).cast_signed()
 }
 
-/// A small file system of our own; `None`, said, where we may not make one.
+/// A small file system for the test. Prints a message and returns `None` where it cannot be mounted.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -275,7 +275,7 @@ impl Disk {
         }
     }
 
-    /// Takes all space but `left` bytes.
+    /// Fills the file system except for `left` bytes.
     fn fill(&self, left: usize) {
         let mut file = File::create(self.0.join("filler")).unwrap();
         let block = vec![1; 4096];
@@ -300,11 +300,11 @@ fn small(directory: &Path) -> Result<Opened, OpenError> {
 }
 
 #[test]
-fn on_a_full_disk_nothing_is_lost_and_what_was_begun_can_be_ended() {
+fn full_disk_loses_nothing_and_records_endings() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(disk) = Disk::mount(&scratch.path().join("disk"), "5m") else { return };
     let mut refused = 0;
-    // Each number of pages left: the disk is full at another write each time.
+    // Numbers of free pages: with each, the disk is full at another write.
     const LEFT: usize = 60;
     for left in 0..LEFT {
         let directory = disk.0.join(format!("state-{left}"));
@@ -312,7 +312,7 @@ fn on_a_full_disk_nothing_is_lost_and_what_was_begun_can_be_ended() {
         let id = store.write(|tx| Ok(tx.begin(operation("mig.apply", 7))?.id)).wait().unwrap();
         disk.fill(left * 4096);
         let mut recorded = store.read(everything).wait().unwrap();
-        // Ordinary changes go on until one is refused, which leaves nothing of itself.
+        // Ordinary changes succeed until one is refused, which leaves no changes.
         let error = loop {
             let change = store.write(|tx| {
                 let n = tx.read(|view| view.sequence());
@@ -328,7 +328,7 @@ fn on_a_full_disk_nothing_is_lost_and_what_was_begun_can_be_ended() {
         assert!(error.to_string().contains("`df -h"), "{error}");
         refused += 1;
         assert_eq!(store.read(everything).wait().unwrap(), recorded, "{left} pages left");
-        // Both ends of the queue in one go: the end is recorded, the beginning is not.
+        // An ending and a beginning in one batch: the ending is recorded, the beginning is not.
         let large = NewOperation { kind: "x".repeat(100_000), ..operation("mig.apply", 8) };
         let begin = store.write(move |tx| tx.begin(large.clone()));
         let end = store.write_ending(move |tx| {
@@ -342,25 +342,25 @@ fn on_a_full_disk_nothing_is_lost_and_what_was_begun_can_be_ended() {
         }
         let recorded = store.read(everything).wait().unwrap();
         drop(store);
-        // A restart on the full disk finds the same.
+        // A restart on the full disk has the same content.
         let opened = small(&directory).unwrap();
         assert_eq!(opened.store.read(everything).wait().unwrap(), recorded, "{left} pages left");
         assert!(opened.store.read(|view| view.unfinished()).wait().unwrap().is_empty());
         disk.free();
-        // With space again it goes on by itself.
+        // With free space, it works again without a restart.
         opened.store.write(|tx| tx.begin(operation("mig.apply", 9))).wait().unwrap();
         drop(opened);
         fs::remove_dir_all(&directory).unwrap();
     }
     println!("disk full with 0 to {} pages left: {refused} refusals, {LEFT} ends recorded", LEFT - 1);
 
-    // The reserve covers many endings: the log that they fill is used again.
+    // The reserve suffices for many endings, because the log is reused.
     let directory = disk.0.join("endings");
     let store = small(&directory).unwrap().store;
     disk.fill(0);
     while store.write(|tx| tx.audit(audit("x", &"y".repeat(1000)))).wait().is_ok() {}
     for n in 0..600u64 {
-        let ended = store.write_ending(move |tx| tx.audit(audit("mps.share", &n.to_string())));
+        let ended = store.write_ending(move |tx| tx.audit(audit("lease.grant", &n.to_string())));
         ended.wait().unwrap_or_else(|error| panic!("ending {n}: {error}"));
     }
     drop(store);
@@ -383,7 +383,7 @@ fn on_a_full_disk_nothing_is_lost_and_what_was_begun_can_be_ended() {
     File::create(disk.0.join("filler.2")).unwrap().write_all(&vec![1; 4 << 20]).unwrap_err();
     let opened = small(&directory).unwrap();
     assert!(opened.notes.contains(&Note::NoReserve { directory: directory.clone() }), "{:?}", opened.notes);
-    assert_eq!(opened.store.trouble(), full(), "it is told without a write");
+    assert_eq!(opened.store.trouble(), full(), "it is reported without a write");
     disk.free();
     fs::remove_file(disk.0.join("filler.2")).unwrap();
     let end = Instant::now() + Duration::from_secs(60);

@@ -124,7 +124,7 @@ mod tests {
         for right in [
             "gpushctl mig apply --wait=30 mixed",
             "gpushctl mig apply --wait mixed",
-            "gpushctl mps run 0 -- x --wait 3",
+            "gpushctl run --mps 25 -- x --wait 3",
         ] {
             assert_eq!(hint(right), None, "{right}");
         }

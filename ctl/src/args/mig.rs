@@ -40,7 +40,7 @@ pub(crate) enum Mig {
         after_help = "\
 Use of a device:
   free      available to a new program
-  granted   a user has a share of it
+  granted   a lease has it
   in_use    processes run on it
   reserved  its GPU or its MPS daemon takes no new work
 
@@ -103,7 +103,7 @@ destroys instances is shown and must be confirmed."
         #[command(flatten)]
         wanted: Wanted,
         #[command(flatten)]
-        change: Change,
+        change: LayoutChange,
     },
     /// Add instances to the present layout
     #[command(after_help = "\
@@ -119,7 +119,7 @@ Examples:
         #[command(flatten)]
         which: GpuOption,
         #[command(flatten)]
-        change: Change,
+        change: LayoutChange,
     },
     /// Remove instances from the present layout
     #[command(
@@ -138,7 +138,7 @@ Examples:
         #[command(flatten)]
         which: GpuOption,
         #[command(flatten)]
-        change: Change,
+        change: LayoutChange,
     },
     /// Enable MIG mode on GPUs, without instances
     #[command(after_help = "\
@@ -148,7 +148,7 @@ Examples:
         #[command(flatten)]
         which: SomeGpus,
         #[command(flatten)]
-        change: Change,
+        change: LayoutChange,
     },
     /// Disable MIG mode on GPUs; their instances are destroyed
     #[command(after_help = "\
@@ -158,7 +158,7 @@ Examples:
         #[command(flatten)]
         which: SomeGpus,
         #[command(flatten)]
-        change: Change,
+        change: LayoutChange,
     },
     /// Print the present layouts as a mig-parted file
     #[command(after_help = "\
@@ -221,9 +221,9 @@ pub(crate) struct Wanted {
     pub(crate) which: GpuOption,
 }
 
-/// How a layout is applied.
+/// How a plan is executed: whether at all, after which question, and what is waited for.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct Change {
+pub(crate) struct Execution {
     /// Only show the plan
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -234,6 +234,13 @@ pub(crate) struct Change {
     pub(crate) queueing: Queueing,
     #[command(flatten)]
     pub(crate) waiting: Waiting,
+}
+
+/// How a layout is applied.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct LayoutChange {
+    #[command(flatten)]
+    pub(crate) execution: Execution,
     #[command(flatten)]
     pub(crate) lasting: Lasting,
 }
@@ -243,16 +250,8 @@ pub(crate) struct Change {
 pub(crate) struct ApplyArgs {
     #[command(flatten)]
     pub(crate) which: Gpus,
-    /// Only show the plan
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-    /// Do not ask before instances are destroyed
-    #[arg(long, short)]
-    pub(crate) yes: bool,
     #[command(flatten)]
-    pub(crate) queueing: Queueing,
-    #[command(flatten)]
-    pub(crate) waiting: Waiting,
+    pub(crate) execution: Execution,
     #[command(flatten)]
     pub(crate) why: Why,
 }

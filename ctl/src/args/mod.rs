@@ -2,7 +2,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `gpu`, `mig`, `mps`, `process`, `config` | the commands of these names |
+//! | `gpu`, `mig`, `mps`, `lease`, `process`, `config` | the commands of these names; `lease` also has `run` |
+//! | `request` | the flags of a lease request |
 //! | `follow` | operations, events, the audit trail |
 //! | `gpus` | how a command names GPUs |
 //! | `waiting` | how a command waits, and why a change is made |
@@ -16,11 +17,13 @@ mod gpus;
 pub(crate) mod habits;
 #[cfg(test)]
 mod hints;
+mod lease;
 mod mig;
 mod mps;
 #[cfg(test)]
 mod pages;
 mod process;
+mod request;
 mod values;
 mod waiting;
 
@@ -34,9 +37,11 @@ pub(crate) use self::{
     follow::{AuditArgs, EventsArgs, Operation},
     gpu::{Gpu, Maintenance, Timeslice},
     gpus::{GpuOption, Gpus, SomeGpus},
-    mig::{ApplyArgs, Change, Mig, Offline, Wanted},
-    mps::{Ceilings, Followed, Mps, Shell, Until},
+    lease::{Held, Lease, RunArgs},
+    mig::{ApplyArgs, LayoutChange, Mig, Offline, Wanted},
+    mps::{Ceilings, Followed, Mps},
     process::Process,
+    request::RequestFlags,
     values::AUDIT_USUALLY,
     waiting::{Lasting, Queueing, Waiting, Why},
 };
@@ -52,7 +57,7 @@ Exit status:
   2 usage                  7 unsupported
   3 differs or drift       8 timed out
   4 blocked or busy      130 interrupted
-  125-127 of `mps run` alone: no share, not runnable, not found
+  125-127 of `run` alone: no lease, not runnable, not found
 
 Environment:
   GPUSH_SOCKET  socket of the agent, as --socket
@@ -106,6 +111,18 @@ pub(crate) enum Format {
     Name,
     Uuid,
     Csv,
+    // For `lease env` alone.
+    #[value(hide = true, alias = "bash", alias = "zsh", alias = "dash", alias = "ksh")]
+    Sh,
+    // For `lease env` alone.
+    #[value(hide = true)]
+    Fish,
+    // For `lease env` alone.
+    #[value(hide = true, alias = "tcsh")]
+    Csh,
+    // For `lease env` alone.
+    #[value(hide = true)]
+    Docker,
 }
 
 impl Format {
@@ -118,6 +135,10 @@ impl Format {
             Self::Name => "name",
             Self::Uuid => "uuid",
             Self::Csv => "csv",
+            Self::Sh => "sh",
+            Self::Fish => "fish",
+            Self::Csh => "csh",
+            Self::Docker => "docker",
         }
     }
 }
@@ -156,19 +177,42 @@ Examples:
   gpushctl apply            all GPUs
   gpushctl apply 2 --wait   GPU 2, as soon as possible")]
     Apply(ApplyArgs),
+    /// Run a command on a share of a GPU
+    #[command(after_help = "\
+The lease ends with the command. Without a flag that names a share, it is the
+only kind of share that the GPUs offer.
+
+MIG separates memory, compute and faults in hardware. An MPS percentage and
+memory limit are ceilings of programs that keep their environment unchanged.
+Time-slicing limits nothing.
+
+Exit status: the command's; 128 and the signal number when a signal ended it;
+125 without a lease, 126 when the command cannot be run, 127 when it is not
+found. Signals reach the command.
+
+Examples:
+  gpushctl run --mig 1g.10gb -- python train.py
+  gpushctl run --mem 10G --wait -- python train.py
+  gpushctl run --mps 25 --mem 8G -- ./simulate
+  gpushctl run --whole --count 2 --for 8h -- torchrun train.py
+  gpushctl run --lease L17 -- nvidia-smi")]
+    Run(RunArgs),
+    /// Request, list, show, renew and release leases of shares of GPUs
+    #[command(subcommand, alias = "leases")]
+    Lease(Lease),
     /// List, show, cordon, drain and reset GPUs
     #[command(subcommand, alias = "gpus")]
     Gpu(Gpu),
     /// Plan, apply and check MIG layouts; list MIG devices
     #[command(subcommand)]
     Mig(Mig),
-    /// Share GPUs and MIG devices through MPS: daemons, clients, shares
+    /// Start, stop, drain and show MPS daemons; list their clients
     #[command(subcommand)]
     Mps(Mps),
     /// Show time-sliced GPUs
     #[command(subcommand, alias = "timeslices")]
     Timeslice(Timeslice),
-    /// List processes on GPUs, and those without a share
+    /// List processes on GPUs, and those without a lease
     #[command(subcommand, alias = "processes", alias = "ps")]
     Process(Process),
     /// List, show, wait for and cancel operations
@@ -200,7 +244,7 @@ Examples:
     /// Release held GPUs after the agent's database was lost
     #[command(after_help = "\
 While GPUs are held, gpushd changes nothing on them and grants nothing: it does
-not know which shares were granted. First check with `gpushctl status` that the
+not know which leases were granted. First check with `gpushctl status` that the
 present use is right. Afterwards a difference from the config shows as drift.")]
     Recover(Why),
     /// Examine this host for what keeps gpush from working
@@ -215,6 +259,15 @@ Examples:
         /// Only these areas: floor, driver, devices, mps, managers, agent, config, disk, security
         #[arg(long, value_name = "AREA", value_delimiter = ',')]
         only: Vec<gpush_doctor::Area>,
+    },
+    /// Explain what sharing mechanisms do; works without the agent
+    #[command(after_help = "\
+Topics:
+  isolation  what each mechanism keeps apart: memory, faults, bandwidth,
+             compute, device access")]
+    Explain {
+        /// Topic
+        topic: Topic,
     },
     /// Show the versions of gpushctl, the agent, its API and the driver
     Version,
@@ -233,6 +286,12 @@ Examples:
         /// Directory; created if it does not exist
         dir: PathBuf,
     },
+}
+
+/// What `explain` explains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Topic {
+    Isolation,
 }
 
 #[derive(Debug, Args)]
@@ -348,7 +407,7 @@ mod tests {
     fn wait_takes_its_duration_after_an_equals_sign_only() {
         let wait = |words: &[&str]| match Cli::try_parse_from([&["gpushctl", "mig", "apply"], words].concat())?.command
         {
-            Command::Mig(Mig::Apply { change, wanted }) => Ok((change.queueing.seconds, wanted.name)),
+            Command::Mig(Mig::Apply { change, wanted }) => Ok((change.execution.queueing.seconds, wanted.name)),
             other => panic!("{other:?}"),
         };
         let wait = |words: &[&str]| wait(words).map_err(|error: clap::Error| error.to_string());

@@ -1,29 +1,14 @@
-//! `gpushctl mps`: daemons, their settings, and shares of a GPU or MIG device.
+//! `gpushctl mps`: daemons, their settings, servers and clients.
 
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Subcommand};
 use gpush_api::{MemoryLimit, Percentage, Priority};
 
 use super::{
     GpuOption,
-    values::{duration, pid, some_lines, whole_seconds},
+    values::{duration, some_lines, whole_seconds},
 };
-
-/// What a limit means, before the examples of a command.
-macro_rules! with_limits {
-    ($examples:literal) => {
-        concat!(
-            "\
-A percentage and a memory limit are ceilings, not reservations. They bind
-programs that keep their environment unchanged.
-
-Examples:
-",
-            $examples
-        )
-    };
-}
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Mps {
@@ -33,7 +18,7 @@ pub(crate) enum Mps {
         #[command(flatten)]
         which: GpuOption,
     },
-    /// Show one target: settings, servers, clients, shares
+    /// Show one target: settings, servers, clients, leases
     Show {
         #[command(flatten)]
         of: Target,
@@ -127,51 +112,6 @@ Examples:
         #[arg(long, short)]
         follow: bool,
     },
-    /// Take a share, and print the environment for programs that use it
-    #[command(after_help = with_limits!(
-        "\x20 eval \"$(gpushctl mps env 0 --percentage 25)\"     for this login session
-  gpushctl mps env 0 --for 2h > share.env
-  gpushctl mps env 1:2g.20gb@2 --memory 8G --shell fish | source
-
-Without --for and --with, the share ends with the login session. On failure the
-command prints `false`, so that `eval` fails too. End a share earlier with
-`gpushctl mps release SHARE`."
-    ))]
-    Env {
-        #[command(flatten)]
-        of: Target,
-        #[command(flatten)]
-        ceilings: Ceilings,
-        #[command(flatten)]
-        until: Until,
-        /// Syntax of the output
-        #[arg(long, value_enum, value_name = "SHELL", default_value_t = Shell::Sh)]
-        shell: Shell,
-    },
-    /// Run a command with a share, which ends with the command
-    #[command(after_help = with_limits!(
-        "\x20 gpushctl mps run 0 --percentage 25 -- python train.py
-  srun gpushctl mps run 1:2g.20gb@2 --memory 8G -- ./simulate
-
-Exit status: the command's; 128 and the signal number when a signal ended it;
-125 without a share, 126 when the command cannot be run, 127 when it is not
-found. Signals reach the command."
-    ))]
-    Run {
-        #[command(flatten)]
-        of: Target,
-        #[command(flatten)]
-        ceilings: Ceilings,
-        /// Command and its arguments
-        #[arg(value_name = "COMMAND", required = true, last = true, num_args = 1..)]
-        command: Vec<std::ffi::OsString>,
-    },
-    /// Release shares
-    Release {
-        /// Shares, such as s12
-        #[arg(value_name = "SHARE", required = true)]
-        shares: Vec<String>,
-    },
 }
 
 /// Requires a limit to set.
@@ -231,25 +171,4 @@ pub(crate) struct Followed {
     /// Do not show progress
     #[arg(long, short)]
     pub(crate) quiet: bool,
-}
-
-/// When a share ends.
-#[derive(Debug, Clone, Copy, Args)]
-pub(crate) struct Until {
-    /// End the share after DURATION
-    #[arg(long = "for", value_name = "DURATION", value_parser = whole_seconds, allow_negative_numbers = true)]
-    pub(crate) span: Option<u64>,
-    /// End the share with this process, which must be yours
-    #[arg(long = "with", value_name = "PID", value_parser = pid, conflicts_with = "span", allow_negative_numbers = true)]
-    pub(crate) with: Option<u32>,
-}
-
-/// `--shell`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Shell {
-    #[value(alias = "bash", alias = "zsh", alias = "dash", alias = "ksh")]
-    Sh,
-    Fish,
-    #[value(alias = "tcsh")]
-    Csh,
 }

@@ -6,12 +6,12 @@ use super::Gpus;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Process {
-    /// List processes on GPUs with their users, jobs and shares
+    /// List processes on GPUs with their users, jobs and leases
     #[command(
         alias = "ls",
         after_help = "\
-A stray is a process on a shared GPU whose user has no share of it. The config
-sets what gpushd does about strays.
+A stray is a process without a lease on a GPU whose rule requires one. The
+config sets what gpushd does about strays.
 
 Examples:
   gpushctl process list 0-3

@@ -2,7 +2,7 @@
 
 use std::{str::FromStr, time::Duration};
 
-use gpush_api::EventKind;
+use gpush_api::{EventKind, LeaseId};
 use gpush_core::duration::{self as core, DurationError};
 use jiff::Timestamp;
 
@@ -11,6 +11,9 @@ pub(crate) const AUDIT_USUALLY: usize = 50;
 
 /// The value of a bare `--wait`: the most that gpushd accepts.
 pub(super) const LONGEST_WAIT: &str = "30d";
+
+/// The most ended leases that can be requested.
+const MOST_ENDED: usize = 1000;
 
 /// The most lines of a log that can be requested.
 pub(crate) const MOST_LINES: usize = 1000;
@@ -33,6 +36,11 @@ pub(super) fn duration_or_zero(text_: &str) -> Result<Duration, String> {
 pub(super) fn whole_seconds(text_: &str) -> Result<u64, String> {
     let duration = duration(text_)?;
     if duration.as_secs() == 0 { Err("the duration must be 1s or longer".to_owned()) } else { Ok(duration.as_secs()) }
+}
+
+/// A duration in whole seconds, which may be zero.
+pub(super) fn whole_seconds_or_zero(text_: &str) -> Result<u64, String> {
+    duration_or_zero(text_).map(|duration| duration.as_secs())
 }
 
 /// How long an operation may be queued, in seconds; zero is allowed.
@@ -71,6 +79,11 @@ pub(super) fn some_records(text: &str) -> Result<usize, String> {
     number_from_1(text, 1000).ok_or_else(error)
 }
 
+/// A number of ended leases.
+pub(super) fn some_ended(text: &str) -> Result<usize, String> {
+    number_from_1(text, MOST_ENDED).ok_or_else(|| format!("write a number from 1 to {MOST_ENDED}"))
+}
+
 pub(super) fn some_lines(text: &str) -> Result<usize, String> {
     number_from_1(text, MOST_LINES).ok_or_else(|| format!("write a number from 1 to {MOST_LINES}"))
 }
@@ -81,6 +94,11 @@ pub(super) fn pid(text: &str) -> Result<u32, String> {
         Ok(pid) if pid > 1 && i32::try_from(pid).is_ok() => Ok(pid),
         Ok(_) | Err(_) => Err("write the id of a process other than 1".to_owned()),
     }
+}
+
+/// A lease id: `L17`.
+pub(super) fn lease(text: &str) -> Result<LeaseId, String> {
+    text.parse().map_err(|error: gpush_api::NotALeaseId| error.to_string())
 }
 
 /// An operation id: `op-17`, or `17` for short.

@@ -9,7 +9,7 @@ use gpush_api::{
 use gpush_client::Client;
 
 use crate::{
-    args::{ApplyArgs, Change, Waiting},
+    args::{ApplyArgs, LayoutChange, Waiting},
     exit::{Failure, Outcome},
     output::Output,
     render::{plan, status::gpu_numbers, trouble},
@@ -26,18 +26,18 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
         return out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
     }
     let gpus: Vec<String> = gpus.into_iter().map(|gpu| gpu.uuid).collect();
-    if args.dry_run {
+    if args.execution.dry_run {
         return dry_run(client, &PlanRequest { gpus, layout: LayoutSource::Wanted }, out).await;
     }
     let request = ApplyRequest {
         gpus,
         layout: LayoutSource::Wanted,
         reason: args.why.reason.clone(),
-        wait_s: args.queueing.seconds,
+        wait_s: args.execution.queueing.seconds,
         once: false,
         expires_at: None,
     };
-    run(client, request, args.yes, &args.waiting, out).await
+    run(client, request, args.execution.yes, &args.execution.waiting, out).await
 }
 
 /// The GPUs with a rule that differ from their desired state. Cordoned ones must be named.
@@ -62,24 +62,29 @@ fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
 }
 
 /// A request without GPUs and layout.
-pub(super) fn request(change: &Change) -> ApplyRequest {
+pub(super) fn request(change: &LayoutChange) -> ApplyRequest {
     ApplyRequest {
         gpus: Vec::new(),
         layout: LayoutSource::Wanted,
         reason: change.lasting.reason.clone(),
-        wait_s: change.queueing.seconds,
+        wait_s: change.execution.queueing.seconds,
         once: change.lasting.once,
         expires_at: change.lasting.expires,
     }
 }
 
 /// Applies a layout to each of several GPUs.
-pub(super) async fn layouts(client: &mut Client, layouts: Vec<GpuLayout>, change: &Change, out: &Output) -> Outcome {
+pub(super) async fn layouts(
+    client: &mut Client,
+    layouts: Vec<GpuLayout>,
+    change: &LayoutChange,
+    out: &Output,
+) -> Outcome {
     let layout = LayoutSource::PerGpu(layouts);
-    if change.dry_run {
+    if change.execution.dry_run {
         return dry_run(client, &PlanRequest { gpus: Vec::new(), layout }, out).await;
     }
-    run(client, ApplyRequest { layout, ..request(change) }, change.yes, &change.waiting, out).await
+    run(client, ApplyRequest { layout, ..request(change) }, change.execution.yes, &change.execution.waiting, out).await
 }
 
 async fn dry_run(client: &mut Client, request: &PlanRequest, out: &Output) -> Outcome {

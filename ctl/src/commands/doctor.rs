@@ -32,7 +32,7 @@ fn ask(global: &Global) -> Result<Agent, Failure> {
         let version = client.version().await?;
         let health = client.health().await?;
         let own = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(Agent::Reached { version: version.agent, own, troubles: health.causes })
+        Ok(Agent::Reached { version: version.agent, own, troubles: health.errors })
     });
     match answer {
         Err(Failure::Error(error)) => Ok(Agent::Unreachable(*error)),

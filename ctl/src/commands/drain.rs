@@ -1,12 +1,12 @@
 //! `gpushctl gpu cordon|drain|uncordon`.
 //!
-//! A drain cordons the GPUs, and waits until the agent's readings show no process and no share: the holder of a share
+//! A drain cordons the GPUs, and waits until the agent's readings show no process and no lease: the holder of a lease
 //! could start programs at any time. Waiting changes nothing, so it is not an operation of the agent. It can be
 //! interrupted and started again.
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, MpsDaemon, Process, WhyRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuState, Lease, MpsDaemon, Process, WhyRequest};
 use gpush_client::Client;
 use gpush_core::{duration, refusal};
 use jiff::Timestamp;
@@ -73,9 +73,10 @@ pub(super) async fn drain(
     let mut said: Vec<(u32, String)> = Vec::new();
     loop {
         let daemons = client.mps().await?;
+        let leases = client.leases(0).await?;
         let mut left = Vec::new();
         for gpu in &gpus {
-            left.extend(waited_for(gpu, &daemons, since)?.map(|why| (gpu.index, why)));
+            left.extend(waited_for(gpu, &daemons, &leases, since)?.map(|why| (gpu.index, why)));
         }
         if left.is_empty() {
             out.show(&gpus, |look| cordon::drained(&gpus, look))?;
@@ -113,9 +114,14 @@ pub(super) async fn drain(
 }
 
 /// Returns why a GPU is not idle, from a reading made after `since`.
-fn waited_for(gpu: &Gpu, daemons: &[MpsDaemon], since: Timestamp) -> Result<Option<String>, ApiError> {
+fn waited_for(
+    gpu: &Gpu,
+    daemons: &[MpsDaemon],
+    leases: &[Lease],
+    since: Timestamp,
+) -> Result<Option<String>, ApiError> {
     let gone = |code, what: &str| {
-        let message = format!("GPU {} ({}) {what}, so who uses it can't be told", gpu.index, gpu.uuid);
+        let message = format!("GPU {} ({}) {what}, so its processes are not known", gpu.index, gpu.uuid);
         let mut error =
             ApiError::new(code, message).hint(format!("it stays cordoned: `gpushctl gpu show {}`", gpu.index));
         error.causes.clone_from(&gpu.reasons);
@@ -129,7 +135,7 @@ fn waited_for(gpu: &Gpu, daemons: &[MpsDaemon], since: Timestamp) -> Result<Opti
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Held => {}
     }
     let mut users: Vec<String> = users(gpu, daemons).into_iter().map(refusal::holder).collect();
-    users.extend(shares(gpu, daemons));
+    users.extend(super::lease::holders(gpu, leases));
     if !users.is_empty() {
         return Ok(Some(format!("used by {}", users.join(", "))));
     }
@@ -146,15 +152,4 @@ fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
     let within = instances.flat_map(|one| one.processes.iter().chain(one.compute.iter().flat_map(|c| &c.processes)));
     let all = gpu.processes.iter().chain(within);
     all.filter(|process| process.pid.is_none_or(|pid| !servers.contains(&pid))).collect()
-}
-
-/// Returns its shares: their holders can start programs without asking.
-fn shares(gpu: &Gpu, daemons: &[MpsDaemon]) -> Vec<String> {
-    let shares = daemons.iter().filter(|one| one.gpu == Some(gpu.index)).flat_map(|one| &one.shares);
-    shares
-        .map(|share| {
-            let user = share.by.user.clone().unwrap_or_else(|| format!("uid {}", share.by.uid));
-            format!("share {} of {user}", share.id)
-        })
-        .collect()
 }

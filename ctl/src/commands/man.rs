@@ -13,7 +13,7 @@ use crate::{
 /// Where the agent of a host is found, for gpushctl(1).
 const FILES: [(&str, &str); 4] = [
     ("/run/gpush/gpushd.sock", "Socket of the host's agent"),
-    ("/run/gpush/admin.sock", "Its second socket, which is taken by whoever may: root, and the agent's own user"),
+    ("/run/gpush/admin.sock", "Its second socket, for root and the user that gpushd runs as"),
     ("$XDG_RUNTIME_DIR/gpush/gpushd.sock", "Socket of a user's own agent, taken where the host has none"),
     ("/etc/gpush/config.toml", "Config of the agent, which `config check` and offline plans read"),
 ];

@@ -37,7 +37,7 @@ fn bytes(path: &Path) -> Result<Vec<u8>, ApiError> {
         && let Ok(of) = std::fs::metadata(path)
         && !(of.is_file() || of.is_dir() || of.file_type().is_fifo())
     {
-        let error = ApiError::new(Code::BadRequest, format!("{} is no file", offline::name(path)));
+        let error = ApiError::new(Code::BadRequest, format!("{} is not a file", offline::name(path)));
         return Err(error.hint("give the path of a mig-parted file, or - for stdin"));
     }
     // One byte more than is taken: more is then seen as too much, not cut.

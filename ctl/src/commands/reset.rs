@@ -18,10 +18,9 @@ use crate::{
 pub(super) async fn run(client: &mut Client, which: &SomeGpus, why: &Why, out: &Output) -> Outcome {
     let all = client.gpus(false).await?;
     let gpus = super::select_of(client, all, &which.selectors()).await?;
+    let leases = client.leases(0).await?;
     for gpu in &gpus {
-        let granted = client.mps().await?.into_iter().filter(|daemon| daemon.gpu == Some(gpu.index));
-        let shares: Vec<String> = granted.flat_map(|daemon| daemon.shares).map(|share| share.id).collect();
-        refuse_in_use(gpu, &shares)?;
+        refuse_in_use(gpu, super::lease::holders(gpu, &leases))?;
     }
     let indexes: Vec<u32> = gpus.iter().map(|gpu| gpu.index).collect();
     let numbers = gpu_numbers(&indexes);
@@ -45,18 +44,18 @@ pub(super) async fn run(client: &mut Client, which: &SomeGpus, why: &Why, out: &
     Ok(0)
 }
 
-/// Refuses a GPU that processes use or of which a user has a share.
-fn refuse_in_use(gpu: &Gpu, shares: &[String]) -> Result<(), ApiError> {
+/// Refuses a GPU that processes use or that leases have.
+fn refuse_in_use(gpu: &Gpu, holders: Vec<String>) -> Result<(), ApiError> {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let within = instances.flat_map(|one| one.processes.iter().chain(one.compute.iter().flat_map(|c| &c.processes)));
     let users: Vec<&Process> = gpu.processes.iter().chain(within).collect();
-    if users.is_empty() && shares.is_empty() {
+    if users.is_empty() && holders.is_empty() {
         return Ok(());
     }
     let message = format!("cannot reset GPU {}: it is in use", gpu.index);
     let mut error = ApiError::new(Code::Blocked, message).retryable();
     error.causes.extend(users.into_iter().map(refusal::holder));
-    error.causes.extend(shares.iter().map(|id| format!("share {id}")));
+    error.causes.extend(holders);
     Err(error.hint(format!("wait until it is idle with 'gpushctl gpu drain {}'", gpu.index)))
 }
 

@@ -11,7 +11,7 @@ use crate::{
     output::Output,
     render::{
         Look,
-        status::{Status, status},
+        status::{Status, status, status_with_sensors},
         summary,
     },
 };
@@ -22,7 +22,7 @@ const HOME: &str = "\x1b[H\x1b[J";
 pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) -> Outcome {
     let Some(every) = args.watch else {
         let (shown, code) = read(client, args, out).await?;
-        out.show(&shown, |look| draw(&shown, args, look))?;
+        out.show(&shown, |look| draw(&shown, args, out.is_wide(), look))?;
         return Ok(code);
     };
     let redraws = !out.json && std::io::stdout().is_terminal();
@@ -33,7 +33,7 @@ pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) ->
         match read(client, args, out).await {
             Ok((shown, _)) if out.json => out.json_line(&shown)?,
             Ok((shown, _)) => {
-                let text = draw(&shown, args, &look);
+                let text = draw(&shown, args, true, &look);
                 out.text(&if redraws { format!("{HOME}{text}") } else { format!("{text}\n") })?;
             }
             // The next reading may succeed: the agent may restart.
@@ -47,8 +47,14 @@ pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) ->
     }
 }
 
-fn draw(shown: &Status, args: &StatusArgs, look: &Look) -> String {
-    if args.summary { summary::summary(shown, look) } else { status(shown, args.brief, look) }
+fn draw(shown: &Status, args: &StatusArgs, with_sensors: bool, look: &Look) -> String {
+    if args.summary {
+        summary::summary(shown, look)
+    } else if with_sensors {
+        status_with_sensors(shown, args.brief, look)
+    } else {
+        status(shown, args.brief, look)
+    }
 }
 
 /// The status, and the exit code that it has.
@@ -59,14 +65,15 @@ async fn read(client: &mut Client, args: &StatusArgs, out: &Output) -> Result<(S
         Ok(gpus) => super::select_of(client, gpus, &args.which.selectors()).await?,
         // An agent without a driver, or in maintenance, explains that in its health: the status has no GPUs.
         Err(error)
-            if health.status == HealthStatus::Degraded && health.causes.iter().any(|c| c.code == error.code()) =>
+            if health.status == HealthStatus::Degraded && health.errors.iter().any(|c| c.code == error.code()) =>
         {
             // An administrator wants maintenance: that is not a failure.
             let code = if health.maintenance.is_some() { 0 } else { error.code().exit_status() };
-            return Ok((Status { version, health, gpus: Vec::new(), mps: Vec::new() }, code));
+            return Ok((Status { version, health, gpus: Vec::new(), mps: Vec::new(), leases: Vec::new() }, code));
         }
         Err(error) => return Err(Failure::from(error)),
     };
     let mps = super::mps::of(client, &gpus, out).await;
-    Ok((Status { version, health, gpus, mps }, 0))
+    let leases = super::lease::of(client, &gpus, out).await;
+    Ok((Status { version, health, gpus, mps, leases }, 0))
 }

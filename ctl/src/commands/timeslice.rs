@@ -1,9 +1,34 @@
 //! `gpushctl timeslice list|show`.
 
-use gpush_api::{ApiError, Code, Gpu, Mode};
+use gpush_api::{ApiError, Code, ComputeMode, Gpu, Mode, TimesliceView};
 use gpush_client::Client;
+use serde::Serialize;
 
 use crate::{args::Timeslice, exit::Outcome, output::Output, render::timeslice};
+
+/// A time-sliced GPU in `gpushctl timeslice list|show -o json`.
+#[derive(Debug, Serialize)]
+struct TimeslicedGpu<'g> {
+    gpu: u32,
+    gpu_uuid: &'g str,
+    name: &'g str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compute_mode: Option<ComputeMode>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeslice: Option<&'g TimesliceView>,
+}
+
+impl<'g> From<&'g Gpu> for TimeslicedGpu<'g> {
+    fn from(gpu: &'g Gpu) -> Self {
+        Self {
+            gpu: gpu.index,
+            gpu_uuid: &gpu.uuid,
+            name: &gpu.name,
+            compute_mode: gpu.compute_mode,
+            timeslice: gpu.timeslice.as_ref(),
+        }
+    }
+}
 
 pub(super) async fn run(client: &mut Client, command: &Timeslice, out: &Output) -> Outcome {
     let (Timeslice::List(which) | Timeslice::Show(which)) = command;
@@ -20,9 +45,10 @@ pub(super) async fn run(client: &mut Client, command: &Timeslice, out: &Output) 
         (Timeslice::Show(_) | Timeslice::List(_), _) => {}
     }
     gpus.retain(|gpu: &Gpu| gpu.mode == Mode::Timeslice);
+    let document: Vec<TimeslicedGpu<'_>> = gpus.iter().map(TimeslicedGpu::from).collect();
     match command {
-        Timeslice::List(_) => out.list(&gpus, |look| timeslice::list(&gpus, look))?,
-        Timeslice::Show(_) => out.show(&gpus, |look| timeslice::show(&gpus, look))?,
+        Timeslice::List(_) => out.list(&document, |look| timeslice::list(&gpus, look))?,
+        Timeslice::Show(_) => out.show(&document, |look| timeslice::show(&gpus, look))?,
     }
     Ok(0)
 }

@@ -100,7 +100,7 @@ fn words(value: &Value, gpus: &[Gpu]) -> String {
 
 /// A GPU and its layout, as an apply records them.
 fn one_gpu(one: &Value, gpus: &[Gpu]) -> String {
-    match (one["gpu"].as_str(), one["wanted"].as_str()) {
+    match (one["gpu_uuid"].as_str(), one["desired"].as_str()) {
         (Some(uuid), Some(wanted)) => {
             let known = gpus.iter().find(|gpu| gpu.uuid == uuid);
             format!("{} {wanted}", known.map_or_else(|| short(uuid), |gpu| format!("GPU {}", gpu.index)))
@@ -130,7 +130,7 @@ mod tests {
             result: result.into(),
             detail,
         };
-        let gpus = json!([{"gpu": "GPU-5e8c07a4-0000-0000", "layout": ["3g.40gb", "1g.10gb*2"], "wanted": "3g.40gb, 1g.10gb*2"}]);
+        let gpus = json!([{"gpu_uuid": "GPU-5e8c07a4-0000-0000", "layout": ["3g.40gb", "1g.10gb*2"], "desired": "3g.40gb, 1g.10gb*2"}]);
         let all = [
             record(Some(alice), "mig.apply", "accepted", json!({"gpus": gpus, "reason": "for the\nworkshop"})),
             record(Some(Actor { uid: 7, user: None, pid: None }), "operation.cancel", "accepted", Value::Null),

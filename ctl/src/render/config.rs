@@ -1,6 +1,7 @@
 //! The config in force, as tables.
 
 use gpush_api::{ApiError, ConfigView, Gpu, GpuPlan, PendingRestart, Plans, RuleView};
+use gpush_core::isolation;
 
 use super::{
     Look,
@@ -66,7 +67,7 @@ pub(crate) fn rules(rules: &[RuleView], look: &Look) -> String {
             let claims = if rule.claims.is_empty() { "no GPU".to_owned() } else { gpu_numbers(&rule.claims) };
             vec![
                 look.clean(&rule.name),
-                look.clean(&rule.gpus.join(", ")),
+                look.clean(&rule.selectors.join(", ")),
                 rule.mode.name().to_owned(),
                 rule.layout.as_ref().map_or_else(|| "-".to_owned(), |l| look.clean(&l.join(", "))),
                 claims,
@@ -83,6 +84,16 @@ pub(crate) fn rules(rules: &[RuleView], look: &Look) -> String {
 /// Whether a plan is about a layout: a GPU that is shared whole has none that could fit.
 fn is_cut(plan: &GpuPlan) -> bool {
     plan.layout.iter().any(|entry| entry != "none")
+}
+
+/// What the mechanism of each rule keeps apart, a line each.
+fn isolation(view: &ConfigView, look: &Look) -> String {
+    let lines = view.rules.iter().flat_map(|rule| {
+        let first = format!("{}: ", look.clean(&rule.name));
+        look.wrap(&first, &isolation::sentence(view, rule))
+    });
+    let text: String = lines.map(|line| paint(QUIET, &line) + "\n").collect();
+    if text.is_empty() { text } else { format!("\n{text}") }
 }
 
 /// `gpushctl config check` of a file without errors; `gpus` are those of the offline host, if one was
@@ -102,12 +113,13 @@ pub(crate) fn checked(
         lines.map(|line| paint(NOTE, &line) + "\n").collect::<String>()
     };
     if gpus.is_empty() {
-        return out + &remarks();
+        return out + &isolation(view, look) + &remarks();
     }
     if !view.rules.is_empty() {
         out.push('\n');
         out += &rules(&view.rules, look);
     }
+    out += &isolation(view, look);
     let free: Vec<u32> =
         gpus.iter().map(|g| g.index).filter(|index| !view.rules.iter().any(|r| r.claims.contains(index))).collect();
     if !free.is_empty() {

@@ -60,7 +60,7 @@ fn usage(of: DeviceUse) -> String {
     paint(style, of.name())
 }
 
-/// Who has it: processes, holders of shares with their end, or why it is reserved.
+/// Who has it: processes, holders of leases with their end, or why it is reserved.
 fn detail(one: &MigDevice, look: &Look) -> String {
     match one.usage {
         DeviceUse::Free => String::new(),
@@ -71,7 +71,7 @@ fn detail(one: &MigDevice, look: &Look) -> String {
         DeviceUse::Granted => {
             let holder = |grant: &gpush_api::DeviceGrant| {
                 let user = grant.user.clone().unwrap_or_else(|| format!("uid {}", grant.uid));
-                let until = grant.until.map_or_else(String::new, |at| format!(", ends {}", look.ahead(at)));
+                let until = grant.expires_at.map_or_else(String::new, |at| format!(", ends {}", look.ahead(at)));
                 format!("{user} ({}{until})", grant.id)
             };
             one.grants.iter().map(holder).collect::<Vec<_>>().join(", ")
@@ -125,7 +125,7 @@ mod tests {
             id: "s3".to_owned(),
             uid: 1000,
             user: Some("alice".to_owned()),
-            until: Some(look.now + jiff::SignedDuration::from_hours(3)),
+            expires_at: Some(look.now + jiff::SignedDuration::from_hours(3)),
         };
         let devices = [
             device(DeviceUse::Free),

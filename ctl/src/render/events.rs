@@ -3,7 +3,7 @@
 use anstyle::Style;
 use gpush_api::{
     Actor, ConfigChange, DriverChange, Event, Gpu, GpuAspect, GpuChange, GpuState, Happening, InstanceSeen,
-    OperationChange, OperationState, ResyncReason, StrayChange,
+    LeaseChange, LeaseState, OperationChange, OperationState, ResyncReason, StrayChange,
 };
 use gpush_client::Told;
 use jiff::Timestamp;
@@ -48,6 +48,7 @@ pub(crate) fn is_step(told: &Told) -> bool {
         | Happening::Driver(_)
         | Happening::Xid(_)
         | Happening::Mps(_)
+        | Happening::Lease(_)
         | Happening::Stray(_)
         | Happening::Change(_)
         | Happening::Resync(_) => false,
@@ -116,6 +117,7 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Look) -> (String, (&'static str, 
             let why = change.reasons.iter().map(|reason| format!("; {reason}")).collect::<String>();
             (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
         }
+        Happening::Lease(change) => (change.lease_id.to_string(), lease_state(change), of_lease(change)),
         Happening::Stray(change) => (format!("GPU {}", change.gpu), ("stray", NOTE), of_stray(change)),
         Happening::Change(change) => {
             let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
@@ -179,6 +181,18 @@ fn of_operation(change: &OperationChange) -> String {
     }
 }
 
+/// The state of a lease with its style.
+fn lease_state(change: &LeaseChange) -> (&'static str, Style) {
+    (change.state.name(), if change.state == LeaseState::Active { PLAIN } else { NOTE })
+}
+
+/// What a lease is now: kind, holder, reason of its end.
+fn of_lease(change: &LeaseChange) -> String {
+    let holder = change.holder.user.clone().unwrap_or_else(|| format!("uid {}", change.holder.uid));
+    let reason = change.reason.map_or_else(String::new, |reason| format!(": {}", reason.name().replace('_', " ")));
+    format!("lease of kind {} for {holder}{reason}", change.share)
+}
+
 /// `alice 4711 python train.py was asked to end: it computes past MPS`.
 fn of_stray(change: &StrayChange) -> String {
     let user = change.user.clone().or_else(|| change.uid.map(|uid| format!("uid {uid}")));
@@ -209,7 +223,7 @@ fn of_gpu(change: &GpuChange) -> String {
             }),
             GpuAspect::Timeslice => parts.push(match &change.timeslice {
                 Some(turns) => timeslice::level(turns),
-                None => "not shared by turns any more".to_owned(),
+                None => "no longer time-sliced".to_owned(),
             }),
         }
     }
@@ -266,7 +280,7 @@ mod tests {
         one.error = error.map(|text| ApiError::new(Code::Cancelled, text));
         Happening::Operation(Box::new(OperationChange {
             operation: OperationSummary::from(&one),
-            uuids: Vec::new(),
+            gpu_uuids: Vec::new(),
             progress: vec![step],
             note: note.map(str::to_owned),
         }))
@@ -278,7 +292,7 @@ mod tests {
         let gpu = |changed: &[GpuAspect], state, instances| {
             Happening::Gpu(Box::new(GpuChange {
                 gpu: 3,
-                uuid: "GPU-3".into(),
+                gpu_uuid: "GPU-3".into(),
                 changed: changed.to_vec(),
                 state,
                 reasons: vec!["operation op-1 is changing it".into()],
@@ -305,13 +319,13 @@ mod tests {
         let error = |text: &str| ApiError::new(Code::DriverUnavailable, text);
         let stray = StrayChange {
             gpu: 4,
-            uuid: "GPU-4".into(),
+            gpu_uuid: "GPU-4".into(),
             device: None,
             pid: Some(7001),
             uid: Some(1000),
             user: Some("mallory".into()),
             command: Some("./miner --all".into()),
-            why: "its user has no share".into(),
+            why: "its user has no lease".into(),
             step: StrayStep::Asked,
         };
         let device = Some("2g.20gb@2".into());
@@ -353,7 +367,7 @@ mod tests {
                 before: Some("560.1".into()),
                 error: Some(error("the driver is not loaded")),
             }),
-            Happening::Xid(Xid { gpu: Some(3), uuid: "GPU-3".into(), xid: 79, gi: Some(2), ci: None }),
+            Happening::Xid(Xid { gpu: Some(3), gpu_uuid: "GPU-3".into(), xid: 79, gi: Some(2), ci: None }),
             Happening::Mps(Box::new(MpsChange {
                 target: "g5d1b03a2".into(),
                 uuid: "GPU-5d1b03a2".into(),
@@ -369,7 +383,7 @@ mod tests {
                 object: "op-17".into(),
                 by: Some(Actor { uid: 0, user: Some("root".into()), pid: None }),
                 reason: Some("not \u{1b}now".into()),
-                uuids: Vec::new(),
+                gpu_uuids: Vec::new(),
             }),
             Happening::Resync(Resync { reason: ResyncReason::OtherLife }),
             Happening::Resync(Resync { reason: ResyncReason::Missed }),

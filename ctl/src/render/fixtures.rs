@@ -9,6 +9,7 @@ use jiff::Timestamp;
 
 use super::{Charset, Look, status::Status};
 
+pub(crate) mod lease;
 pub(crate) mod mps;
 
 /// All fixtures were read at this time.
@@ -93,8 +94,10 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         compute_mode: None,
         timeslice: None,
         nvlink: None,
+        sensors: gpush_api::Sensors::default(),
         processes: Vec::new(),
         cordons: Vec::new(),
+        leases: Vec::new(),
         processes_known: true,
         observed_at: Timestamp::from_second(READ_AT).unwrap(),
         stale: false,
@@ -104,7 +107,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
 pub(crate) fn mig(slices: u8, instances: Vec<GpuInstance>) -> Mig {
     Mig {
         enabled: true,
-        pending: true,
+        reset_pending: false,
         memory_slices: slices,
         compute_slices: if slices == 8 { 7 } else { slices },
         instances,
@@ -157,7 +160,7 @@ pub(crate) fn mixed() -> Vec<Gpu> {
 
     let mut pending = gpu(4, "NVIDIA A30", 24_576, Some(mig(4, Vec::new())));
     if let Some(mig) = &mut pending.mig {
-        mig.enabled = false;
+        (mig.enabled, mig.reset_pending) = (false, true);
     }
     pending.memory.used_mib = 5;
 
@@ -223,14 +226,15 @@ pub(crate) fn status(gpus: Vec<Gpu>, simulated: bool) -> Status {
         health: Health {
             status: HealthStatus::Ok,
             maintenance: None,
-            causes: Vec::new(),
+            errors: Vec::new(),
             simulated,
-            gpus: u32::try_from(gpus.len()).unwrap(),
+            gpu_count: u32::try_from(gpus.len()).unwrap(),
             layouts_at_start: None,
             pid: 812,
         },
         gpus,
         mps: Vec::new(),
+        leases: Vec::new(),
     }
 }
 

@@ -8,10 +8,11 @@
 //! ```
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuInstance, GpuState, Memory, Mig, Mode, MpsDaemon, Process};
+use gpush_api::{Gpu, GpuInstance, GpuState, Lease, Memory, Mig, Mode, MpsDaemon, Process};
 
 use super::{
     Look, bar,
+    lease::below as lease,
     look::{BAD, NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
     mps::list as mps,
     overrides,
@@ -285,8 +286,12 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         note(NOTE, "", &format!("cordoned by {by}: {}", cordon.reason));
     }
     match &gpu.mig {
-        Some(Mig { enabled: false, pending: true, .. }) => note(NOTE, "", "MIG mode comes on with the next GPU reset"),
-        Some(Mig { enabled: true, pending: false, .. }) => note(NOTE, "", "MIG mode goes off with the next GPU reset"),
+        Some(Mig { enabled: false, reset_pending: true, .. }) => {
+            note(NOTE, "", "the next GPU reset enables MIG mode");
+        }
+        Some(Mig { enabled: true, reset_pending: true, .. }) => {
+            note(NOTE, "", "the next GPU reset disables MIG mode");
+        }
         Some(_) | None => {}
     }
     if let Some((style, text)) = overrides::note(gpu, look) {
@@ -314,7 +319,7 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
                 note(NOTE, "", &format!("drawn as it was last read, {read}, in the course of the change"));
             }
             GpuState::Maintenance if age >= OLD => {
-                note(NOTE, "", &format!("old reading, {read}: nobody has looked since"));
+                note(NOTE, "", &format!("old reading, {read}"));
             }
             GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Held | GpuState::Unknown
                 if age >= OLD =>
@@ -339,7 +344,7 @@ fn unexplained(state: GpuState) -> &'static str {
         GpuState::Held => "what was promised about it was lost (gpushctl recover)",
         GpuState::Maintenance => "gpushd has no handle of it open (gpushctl maintenance leave)",
         GpuState::Changing => "an operation is at work on it (gpushctl operation list)",
-        GpuState::Degraded => "a change failed and could not be taken back",
+        GpuState::Degraded => "a change and its rollback failed",
         GpuState::Unknown => "the driver has not answered about it",
         GpuState::Lost => "it fell off the bus (gpushctl gpu reset, or reboot)",
     }
@@ -357,11 +362,19 @@ pub(crate) fn is_alike(one: &Gpu, other: &Gpu) -> bool {
     (&one.name, one.mode, &one.rule, one.state) == (&other.name, other.mode, &other.rule, other.state)
 }
 
-/// The whole GPU with its MPS daemons; `lines` says whether the things to use are listed below the drawing.
+/// Who uses a GPU, apart from its processes.
+pub(crate) struct Users<'a> {
+    /// Its MPS daemons.
+    pub(crate) daemons: Vec<&'a MpsDaemon>,
+    /// The open leases of the host.
+    pub(crate) leases: &'a [Lease],
+}
+
+/// The whole GPU with its MPS daemons and leases; `lines` says whether the things to use are listed below the drawing.
 pub(crate) fn block(
     gpu: &Gpu,
     rows: &[Row],
-    daemons: &[&MpsDaemon],
+    users: &Users<'_>,
     columns: Columns,
     lines: bool,
     look: &Look,
@@ -374,8 +387,11 @@ pub(crate) fn block(
     if lines || (mig.is_none() && !gpu.processes.is_empty()) {
         out.extend(rows.iter().flat_map(|r| row(r, columns, look)));
     }
-    out.extend(mps::below(daemons, INDENT, lines || mig.is_none(), look));
+    out.extend(mps::below(&users.daemons, INDENT, lines || mig.is_none(), look));
     out.extend(timeslice::below(gpu, INDENT, look));
+    if lines {
+        out.extend(lease::below(gpu, users.leases, INDENT, look));
+    }
     out.extend(notes(gpu, look));
     out
 }

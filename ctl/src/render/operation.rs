@@ -2,8 +2,8 @@
 
 use anstyle::Style;
 use gpush_api::{
-    ApiError, Code, ComputeInstance, Gpu, GpuPlan, InstanceStep, MigModeStep, MpsStep, Operation, OperationState, Step,
-    TimesliceStep,
+    ApiError, Code, ComputeInstance, Gpu, GpuPlan, InstanceStep, MigModeStep, MpsStep, Operation, OperationState,
+    OperationSummary, Step, TimesliceStep,
 };
 
 use super::{
@@ -20,7 +20,7 @@ pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
         OperationState::Queued => ("queued", PLAIN),
         OperationState::Waiting => ("waiting", PLAIN),
         OperationState::Running => ("running", NOTE),
-        OperationState::Cancelling => ("going back", NOTE),
+        OperationState::Cancelling => ("rolling back", NOTE),
         OperationState::Interrupted => ("interrupted", NOTE),
         OperationState::Done => ("done", NEW),
         OperationState::RolledBack => ("rolled back", BAD),
@@ -30,8 +30,14 @@ pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
 
 /// The state of an operation as text; an operation that ended before it started was not rolled back.
 fn outcome(operation: &Operation) -> (&'static str, Style) {
+    summary_outcome(&OperationSummary::from(operation))
+}
+
+/// The same for an operation in a list.
+pub(crate) fn summary_outcome(operation: &OperationSummary) -> (&'static str, Style) {
+    let is_cancelled = operation.error.as_ref().is_some_and(|error| error.code == Code::Cancelled);
     match operation.state {
-        OperationState::RolledBack if is_cancelled(operation) => ("cancelled", NOTE),
+        OperationState::RolledBack if is_cancelled => ("cancelled", NOTE),
         OperationState::RolledBack if !operation.begun => ("not started", BAD),
         other => state(other),
     }
@@ -54,9 +60,9 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
         | OperationState::Cancelling
         | OperationState::Interrupted
         | OperationState::Done => error,
-        OperationState::RolledBack | OperationState::Failed => Some(
-            error.unwrap_or_else(|| ApiError::new(Code::Internal, format!("{} failed without a word", operation.id))),
-        ),
+        OperationState::RolledBack | OperationState::Failed => Some(error.unwrap_or_else(|| {
+            ApiError::new(Code::Internal, format!("{} failed without an error message", operation.id))
+        })),
     }
 }
 
@@ -107,7 +113,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         }
     }
     if !same.is_empty() {
-        let text = look.wrap("", &format!("{}: as wanted, nothing to do", gpu_numbers(&same)));
+        let text = look.wrap("", &format!("{}: as desired, nothing to do", gpu_numbers(&same)));
         out.extend(text.iter().map(|l| paint(QUIET, l)));
     }
     if !operation.waits_for.is_empty() {
@@ -177,7 +183,7 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
             Step::MigMode(MigModeStep::Disable { .. }) => (GONE, "  - MIG mode is off".to_owned()),
             Step::Mps(MpsStep::StopDaemon { label, .. }) => (GONE, format!("  - MPS daemon of {}", look.clean(label))),
             Step::Mps(MpsStep::StartDaemon) => (NEW, "  + MPS daemon of the GPU".to_owned()),
-            Step::Timeslice(TimesliceStep::Set) => (NEW, "  + shared by turns".to_owned()),
+            Step::Timeslice(TimesliceStep::Set) => (NEW, "  + time-sliced".to_owned()),
             Step::Instance(_) => continue,
         };
         out.push(paint(style, &text));
@@ -305,8 +311,8 @@ fn under_way(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> 
     let Some(progress) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { return Vec::new() };
     let way = match (progress.rolling_back, operation.state.is_final()) {
         (false, _) => "steps",
-        (true, false) => "steps, taking them back",
-        (true, true) => "steps were done, and could not all be taken back",
+        (true, false) => "steps, rolling them back",
+        (true, true) => "steps were executed, and not all of them could be rolled back",
     };
     let mut text = format!("  {} of {} {way}", progress.done, progress.total);
     if let Some(doing) = &progress.doing {

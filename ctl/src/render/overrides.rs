@@ -116,7 +116,7 @@ pub(crate) fn differs(diff: &ConfigDiff) -> bool {
 
 /// Whether the current layout of a GPU is not known.
 fn is_unseen(diff: &ConfigDiff, one: &GpuDiff) -> bool {
-    diff.unseen.iter().any(|error| error.message.contains(&one.uuid))
+    diff.unseen.iter().any(|error| error.message.contains(&one.gpu_uuid))
 }
 
 /// Whether the file, the effective config, an override and the current layout differ.
@@ -128,20 +128,20 @@ fn is_other(one: &GpuDiff) -> bool {
 pub(crate) fn diff(diff: &ConfigDiff, look: &Look) -> String {
     let file = diff.path.as_ref().map_or_else(|| "no config file".to_owned(), |path| look.clean(path));
     if !differs(diff) && diff.unseen.is_empty() {
-        return format!("{file}: as in force, and the GPUs are as it wants them\n");
+        return format!("{file}: same as the config in use; the GPUs are as desired\n");
     }
     let mut out = format!("{}\n", paint(STRONG, &file));
     if let Some(trouble) = &diff.trouble {
         let lines = trouble::lines("refused", trouble, 0, look);
         out += &(lines.join("\n") + "\n");
     }
-    out += &settings(&diff.settings, "IN FORCE", "IN THE FILE", look);
+    out += &settings(&diff.settings, "IN USE", "IN THE FILE", look);
     for one in diff.gpus.iter().filter(|one| is_other(one)) {
         out.push('\n');
         let in_file = one.in_file.as_ref().filter(|file| **file != one.in_force);
         let wanted: &[_] = match in_file {
-            Some(file) => &[("in the file", Some(file)), ("in force", Some(&one.in_force))],
-            None => &[("in force", Some(&one.in_force))],
+            Some(file) => &[("in the file", Some(file)), ("in use", Some(&one.in_force))],
+            None => &[("in use", Some(&one.in_force))],
         };
         out += &block(one, wanted, look);
     }
@@ -153,7 +153,7 @@ pub(crate) fn diff(diff: &ConfigDiff, look: &Look) -> String {
     if !same.is_empty() {
         let (verb, them) = if same.len() == 1 { ("is", "it") } else { ("are", "them") };
         let file_is_read = diff.gpus.iter().any(|one| one.in_file.is_some());
-        let who = if file_is_read { "the file and the config in force want" } else { "the config in force wants" };
+        let who = if file_is_read { "the file and the config in use say" } else { "the config in use says" };
         let text = format!("{} {verb} as {who} {them}", gpu_numbers(&same));
         out += &format!("\n{}\n", paint(QUIET, &text));
     }
@@ -202,7 +202,7 @@ fn block(one: &GpuDiff, wanted: &[(&str, Option<&WantedView>)], look: &Look) -> 
         Some(instances) => look.clean(&instances.join(", ")),
         None => "not cut by MIG".to_owned(),
     };
-    line("stands", &stands);
+    line("present", &stands);
     for drift in &one.drift {
         for line in look.wrap("  ! drift: ", &look.clean(drift)) {
             out += &format!("{}\n", paint(NOTE, &line));

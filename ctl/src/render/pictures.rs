@@ -15,6 +15,8 @@ use super::{
 
 mod configs;
 mod gpus;
+mod leases;
+mod lists;
 mod mps;
 mod operations;
 mod statuses;

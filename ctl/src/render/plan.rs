@@ -68,7 +68,7 @@ fn step(step: &Step) -> (Style, String) {
         Step::MigMode(MigModeStep::Disable { reset }) => (GONE, format!("- MIG mode{}", with_reset(reset))),
         Step::Instance(step) if step.destroys().is_some() => (GONE, instance_step(step)),
         Step::Instance(step) => (NEW, instance_step(step)),
-        Step::Timeslice(TimesliceStep::Set) => (NEW, "+ shared by turns".to_owned()),
+        Step::Timeslice(TimesliceStep::Set) => (NEW, "+ time-sliced".to_owned()),
     }
 }
 
@@ -146,7 +146,7 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
             address = gpus.iter().find(|g| g.index == *one).map_or_else(String::new, |g| look.clean(pci(&g.pci)));
         }
         out.push(headline(&numbers, &heading.name, &address, look));
-        out.extend(look.wrap("  wanted: ", &look.clean(&heading.wanted)).into_iter().map(|l| paint(QUIET, &l)));
+        out.extend(look.wrap("  desired: ", &look.clean(&heading.wanted)).into_iter().map(|l| paint(QUIET, &l)));
         out.extend(body.iter().cloned());
     }
     out.join("\n") + "\n"
@@ -156,7 +156,7 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
 fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
     let how = gpu.filter(|_| as_wanted(plan)).and_then(|gpu| match gpu.mode {
         Mode::Mps => Some("whole, shared through MPS"),
-        Mode::Timeslice => Some("whole, shared by turns"),
+        Mode::Timeslice => Some("whole, time-sliced"),
         Mode::Exclusive => Some("whole"),
         Mode::Mig | Mode::Unmanaged => None,
     });
@@ -188,7 +188,7 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
         return look.wrap("  refused: ", &look.clean(&reason));
     }
     if as_wanted(plan) {
-        return vec![paint(NEW, "  as wanted: nothing to do")];
+        return vec![paint(NEW, "  as desired: nothing to do")];
     }
     let mut out = Vec::new();
     // Of a GPU that is whole before and after, a drawing says nothing.

@@ -1,4 +1,4 @@
-//! Processes on GPUs as a table, and which of them belong to nobody who was given a share.
+//! Processes on GPUs as a table, and which of them have no lease.
 
 use gpush_api::{GpuProcess, GpuProcesses, StrayPolicy};
 
@@ -44,7 +44,7 @@ fn processes(n: usize) -> String {
 
 /// Whether it is left although the config wants strays ended.
 fn is_left(one: &GpuProcess) -> bool {
-    one.stray.is_some() && one.done.as_ref().is_some_and(|done| done.starts_with("left"))
+    one.stray.is_some() && one.stray_action.as_ref().is_some_and(|done| done.starts_with("left"))
 }
 
 /// What the config has done about so many strays, of which some are left.
@@ -53,9 +53,9 @@ fn what_is_done(policy: StrayPolicy, found: usize, left: usize) -> String {
     match policy {
         StrayPolicy::Report => format!("the config wants {them} shown, and left alone"),
         StrayPolicy::Warn => format!("the config wants {them} shown and warned of in the log, and left alone"),
-        StrayPolicy::End if left == found => format!("the config wants strays ended, and gpushd leaves {them}"),
+        StrayPolicy::End if left == found => format!("the config says that gpushd ends strays, but it leaves {them}"),
         StrayPolicy::End if left > 0 => {
-            format!("the config wants them ended: SIGTERM, a while to obey, SIGKILL; gpushd leaves {left} of them")
+            format!("gpushd ends them: SIGTERM, a grace period, SIGKILL; it leaves {left} of them")
         }
         StrayPolicy::End => format!("the config wants {them} ended: SIGTERM, a while to obey, SIGKILL"),
     }
@@ -115,16 +115,16 @@ fn row(one: &GpuProcess, room: usize, look: &Look) -> Vec<String> {
     ]
 }
 
-/// The nearest of what it belongs to: the target that it serves, a share, a job, a unit.
+/// The nearest of what it belongs to: the target that it serves, a lease, a job, a unit.
 fn belongs(one: &GpuProcess, look: &Look) -> String {
     if let Some(serves) = &one.serves {
         return look.clean(serves);
     }
     let job = one.slurm_job.map(|job| format!("job {job}"));
-    let share = one.share.as_ref().map(|share| format!("share {}", look.clean(share)));
-    let unit = one.unit.as_ref().filter(|_| job.is_none() && share.is_none()).map(|unit| look.clean(unit));
+    let lease = one.lease.as_ref().map(|lease| format!("lease {}", look.clean(lease)));
+    let unit = one.unit.as_ref().filter(|_| job.is_none() && lease.is_none()).map(|unit| look.clean(unit));
     let allowed = one.allowed.then(|| "allowed".to_owned());
-    let parts: Vec<String> = share.into_iter().chain(allowed).chain(job).chain(unit).collect();
+    let parts: Vec<String> = lease.into_iter().chain(allowed).chain(job).chain(unit).collect();
     if parts.is_empty() { NONE.to_owned() } else { parts.join(", ") }
 }
 
@@ -133,6 +133,6 @@ fn stray(one: &GpuProcess, look: &Look) -> String {
     let Some(why) = &one.stray else { return String::new() };
     let painted =
         |style, text: &str| look.clean(text).split(' ').map(|w| paint(style, w)).collect::<Vec<_>>().join(" ");
-    let done = one.done.as_ref().map_or_else(String::new, |done| format!("; {}", painted(QUIET, done)));
+    let done = one.stray_action.as_ref().map_or_else(String::new, |done| format!("; {}", painted(QUIET, done)));
     format!("{} {}{done}", paint(BAD, "!"), painted(NOTE, why))
 }

@@ -148,7 +148,7 @@ fn steps(operation: &Operation) -> Vec<u32> {
 fn doing(now: &StepState) -> String {
     match (&now.doing, now.rolling_back) {
         (Some(doing), true) => format!("taking back: {doing}"),
-        (None, true) => "taken back".to_owned(),
+        (None, true) => "rolled back".to_owned(),
         (Some(doing), false) => doing.clone(),
         (None, false) if now.done == now.total => "done".to_owned(),
         (None, false) => "waiting".to_owned(),

@@ -6,7 +6,7 @@ use super::{
     Look, gpu,
     look::{QUIET, STRONG, count, gib, pad, paint, product},
     mps::list as mps,
-    profiles, slices,
+    profiles, sensors, slices,
     table::{Align, table},
     timeslice, who,
 };
@@ -43,7 +43,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
     });
     fact("mode", format!("{}{}", one.mode.name(), rule.unwrap_or_default()));
     if let Some(layout) = &one.layout {
-        fact("wanted layout", look.clean(&layout.join(", ")));
+        fact("layout", look.clean(&layout.join(", ")));
     }
     fact("MIG", mig(one.mig.as_ref()));
     match one.compute_mode {
@@ -51,6 +51,9 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
         Some(mode) => fact("compute mode", format!("{mode}: {}", contexts(mode))),
     }
     for (name, text) in one.timeslice.iter().flat_map(|turns| timeslice::facts(turns, look)) {
+        fact(name, text);
+    }
+    for (name, text) in sensors::facts(&one.sensors) {
         fact(name, text);
     }
     if let Some(links) = &one.nvlink {

@@ -1,13 +1,13 @@
 //! `gpushctl status`: who answers, every GPU, and what to do about what is wrong.
 
-use gpush_api::{Gpu, GpuState, Health, HealthStatus, Mode, MpsDaemon, Version};
+use gpush_api::{Gpu, GpuState, Health, HealthStatus, Lease, Mode, MpsDaemon, Version};
 use serde::Serialize;
 
 use super::{
     Look, gpu,
     look::{BAD, NOTE, QUIET, STRONG, count, paint, width},
     mps::list as mps,
-    slices,
+    sensors, slices,
 };
 
 /// What `gpushctl status --json` prints: answers of the API in one document.
@@ -19,24 +19,37 @@ pub(crate) struct Status {
     /// Of these GPUs and their MIG devices; not asked for where none is shared through MPS.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) mps: Vec<MpsDaemon>,
+    /// Leases that have not ended, in order of arrival; not requested where no GPU can be leased.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) leases: Vec<Lease>,
 }
 
 /// The picture; `brief` leaves out the lines below each drawing, and groups GPUs that are drawn alike.
 pub(crate) fn status(status: &Status, brief: bool, look: &Look) -> String {
+    draw(status, brief, false, look)
+}
+
+/// The picture with the sensors of each GPU, for `--watch` and `-o wide`. GPUs are not grouped, as their sensors differ.
+pub(crate) fn status_with_sensors(status: &Status, brief: bool, look: &Look) -> String {
+    draw(status, brief, true, look)
+}
+
+fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Look) -> String {
     let mut out = header(status, look);
     let gpus: Vec<Gpu> = status.gpus.iter().map(|gpu| with_servers(gpu, &status.mps)).collect();
     let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, look)).collect();
     let columns = gpu::Columns::of(rows.iter().flatten());
-    let blocks = status
-        .gpus
-        .iter()
-        .zip(&rows)
-        .map(|(gpu, rows)| (gpu, gpu::block(gpu, rows, &mps::of(gpu, &status.mps), columns, !brief, look)));
+    let blocks = status.gpus.iter().zip(&rows).map(|(gpu, rows)| {
+        let users = gpu::Users { daemons: mps::of(gpu, &status.mps), leases: &status.leases };
+        (gpu, gpu::block(gpu, rows, &users, columns, !brief, look))
+    });
     let mut groups: Vec<(&Gpu, Vec<String>, Vec<u32>)> = Vec::new();
     for (gpu, block) in blocks {
         match groups.last_mut() {
             // In short, GPUs that are drawn alike are drawn once.
-            Some((first, drawn, others)) if brief && gpu::is_alike(first, gpu) && drawn[1..] == block[1..] => {
+            Some((first, drawn, others))
+                if brief && !with_sensors && gpu::is_alike(first, gpu) && drawn[1..] == block[1..] =>
+            {
                 others.push(gpu.index);
             }
             Some(_) | None => groups.push((gpu, block, Vec::new())),
@@ -44,6 +57,10 @@ pub(crate) fn status(status: &Status, brief: bool, look: &Look) -> String {
     }
     for (gpu, mut block, others) in groups {
         gpu::group(&mut block, gpu, &others, look);
+        if with_sensors {
+            let line = format!("{}{}", " ".repeat(gpu::INDENT), sensors::line(&gpu.sensors));
+            block.insert(1, paint(QUIET, &line));
+        }
         out.push(String::new());
         out.extend(block);
     }
@@ -103,7 +120,7 @@ pub(crate) fn header(status: &Status, look: &Look) -> Vec<String> {
     match status.health.status {
         HealthStatus::Ok => {}
         HealthStatus::Degraded => {
-            for cause in &status.health.causes {
+            for cause in &status.health.errors {
                 out.extend(look.wrap("! ", &look.clean(&cause.message)).iter().map(|l| paint(BAD, l)));
                 // What a GPU says for itself stands with it, below.
                 let below = status.gpus.iter().any(|gpu| gpu.reasons == cause.causes);
@@ -156,7 +173,7 @@ fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
     let uncut = those(&|g| drifts(g) && wants(g) && g.mig.is_none());
     let rule = "take it out of the rule that gives it a layout: `gpushctl config show`";
     step(&uncut, "has no MIG", "have no MIG", rule);
-    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending) && !drifting.contains(&g.index));
+    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.reset_pending) && !drifting.contains(&g.index));
     let reset = format!("`gpushctl gpu reset {}`", list(&pending));
     step(&pending, "waits for a reset", "wait for a reset", &reset);
     out

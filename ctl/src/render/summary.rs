@@ -83,7 +83,9 @@ fn totals(status: &Status) -> Vec<Totals> {
             !one.processes.is_empty() || one.compute.iter().any(|compute| !compute.processes.is_empty())
         };
         let used = !gpu.processes.is_empty() || instances.clone().any(inner);
-        let granted = status.mps.iter().any(|daemon| daemon.gpu == Some(gpu.index) && !daemon.shares.is_empty());
+        let mut members =
+            status.leases.iter().filter(|lease| lease.state.holds_capacity()).flat_map(|one| &one.members);
+        let granted = members.any(|member| member.gpu == gpu.uuid);
         let takes_work = gpu.state == GpuState::Ready && gpu.cordons.is_empty();
         whole.in_use += usize::from(used);
         whole.granted += usize::from(granted && !used);
@@ -96,7 +98,7 @@ fn totals(status: &Status) -> Vec<Totals> {
                 row.possible = Some(row.possible.unwrap_or(0) + usize::from(profile.remaining.unwrap_or(0)));
             }
         }
-        for device in devices::list(std::slice::from_ref(gpu), &status.mps) {
+        for device in devices::list(std::slice::from_ref(gpu), &status.mps, &status.leases) {
             let row = entry(&mut all, &model, &device.profile);
             row.total += 1;
             match device.usage {

@@ -243,7 +243,7 @@ fn shortened(uuid: &str, columns: usize, look: &Look) -> String {
 fn mig(gpu: &Gpu) -> String {
     match &gpu.mig {
         None => "-".to_owned(),
-        Some(mig) => match (mig.enabled, mig.pending) {
+        Some(mig) => match (mig.enabled, mig.pending_mode()) {
             (true, true) => format!("on, {}", mig.instances.len()),
             (true, false) => "on > off".to_owned(),
             (false, true) => "off > on".to_owned(),
@@ -270,7 +270,7 @@ pub(crate) fn operations(operations: &[OperationSummary], look: &Look) -> Listin
             vec![
                 op.id.clone(),
                 look.clean(&op.kind),
-                operation::state(op.state).0.to_owned(),
+                operation::summary_outcome(op).0.to_owned(),
                 op.by.user.as_ref().map_or_else(|| format!("uid {}", op.by.uid), |u| look.clean(u)),
                 look.ago(op.created_at),
                 super::status::gpu_numbers(&op.gpus).trim_start_matches("GPUs ").trim_start_matches("GPU ").to_owned(),

@@ -28,7 +28,7 @@ pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Look) -> Vec<String> {
     let margin = " ".repeat(indent);
     let read = read(turns, look);
     let text = format!("{}, {}{read}: {TRUTH}", count(turns.replicas as usize, "replica"), level(turns));
-    let mut out = look.wrap(&format!("{margin}by turns  "), &look.clean(&text));
+    let mut out = look.wrap(&format!("{margin}time-sliced  "), &look.clean(&text));
     out.iter_mut().for_each(|line| *line = paint(QUIET, line));
     if let Some(why) = trouble(turns) {
         let lines = look.wrap(&format!("{margin}! level: "), &look.clean(why));
@@ -114,13 +114,13 @@ pub(crate) fn facts(turns: &TimesliceView, look: &Look) -> Vec<(&'static str, St
     let since = turns.since.map(|since| format!(", first seen {}", look.ago(since))).unwrap_or_default();
     let since = read(turns, look) + &since;
     let state = match (turns.state, turns.level) {
-        (TimesliceState::Known, Some(level)) if level == turns.wanted => format!("{level}, as wanted{since}"),
-        (TimesliceState::Known, Some(level)) => format!("{level}, wanted is {}{since}", turns.wanted),
-        (TimesliceState::Unsupported, _) => format!("unsupported, wanted is {}", turns.wanted),
-        (TimesliceState::Known | TimesliceState::Unknown, _) => format!("not known, wanted is {}", turns.wanted),
+        (TimesliceState::Known, Some(level)) if level == turns.wanted => format!("{level}, as configured{since}"),
+        (TimesliceState::Known, Some(level)) => format!("{level}; configured: {}{since}", turns.wanted),
+        (TimesliceState::Unsupported, _) => format!("not supported; configured: {}", turns.wanted),
+        (TimesliceState::Known | TimesliceState::Unknown, _) => format!("not known; configured: {}", turns.wanted),
     };
     let why = turns.reason.as_ref().map(|why| format!(": {}", look.clean(why))).unwrap_or_default();
-    let mut facts = vec![("by turns", format!("{replicas}; {TRUTH}")), ("level", format!("{state}{why}"))];
+    let mut facts = vec![("time-slicing", format!("{replicas}; {TRUTH}")), ("level", format!("{state}{why}"))];
     match turns.state {
         TimesliceState::Known | TimesliceState::Unknown => {
             facts.push(("", "a level reaches only contexts that are made after it was set".to_owned()));

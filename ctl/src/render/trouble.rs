@@ -64,7 +64,7 @@ mod tests {
                 .hint(format!("stop pid {pid}, or wait for it to end, and try again"))
         };
         let whole = ApiError::several("2 of 3 GPUs refuse: 0, 2", vec![of(0, 7), of(2, 8)])
-            .outcome("no GPU was touched, since not every plan stands");
+            .outcome("no GPU was changed, because not every plan is possible");
         let drawn = lines("error", &whole, 0, &fixtures::look(80, Charset::Ascii)).join("\n");
         insta::assert_snapshot!(fixtures::plain(&drawn), @"
         error: 2 of 3 GPUs refuse: 0, 2
@@ -74,7 +74,7 @@ mod tests {
           error: the layout can't be applied on GPU 2 while 3g.40gb@4 is in use
             cause: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 8
             hint: stop pid 8, or wait for it to end, and try again
-          outcome: no GPU was touched, since not every plan stands
+          outcome: no GPU was changed, because not every plan is possible
         ");
     }
 }

@@ -33,7 +33,15 @@ fn version() -> Version {
 
 fn health(causes: Vec<ApiError>) -> Health {
     let status = if causes.is_empty() { HealthStatus::Ok } else { HealthStatus::Degraded };
-    Health { status, causes, simulated: true, gpus: 2, maintenance: None, layouts_at_start: None, pid: 812 }
+    Health {
+        status,
+        errors: causes,
+        simulated: true,
+        gpu_count: 2,
+        maintenance: None,
+        layouts_at_start: None,
+        pid: 812,
+    }
 }
 
 /// Two A100; the first has what `made` says: (id, profile, start, size).
@@ -127,7 +135,7 @@ fn agent(host: &Host, polls: usize, other: impl Fn(&Request, usize) -> Answer + 
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
         "/v1/version" => Answer::ok(&version()),
         "/v1/health" => Answer::ok(&health(Vec::new())),
-        "/v1/mig/devices" => Answer::ok(&gpush_core::devices::list(&gpus(BEFORE), &[])),
+        "/v1/mig/devices" => Answer::ok(&gpush_core::devices::list(&gpus(BEFORE), &[], &[])),
         "/v1/gpus" => Answer::ok(&gpus(if polled.load(Ordering::SeqCst) < polls { BEFORE } else { AFTER })),
         path if path.starts_with("/v1/operations/op-1?") => other(request, polled.fetch_add(1, Ordering::SeqCst)),
         _ => other(request, polled.load(Ordering::SeqCst)),
@@ -219,7 +227,7 @@ fn an_agent_without_a_driver_shows_why() {
     let told = cause.clone();
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
         "/v1/version" => Answer::ok(&Version { driver: None, ..version() }),
-        "/v1/health" => Answer::ok(&Health { simulated: false, gpus: 0, ..health(vec![told.clone()]) }),
+        "/v1/health" => Answer::ok(&Health { simulated: false, gpu_count: 0, ..health(vec![told.clone()]) }),
         _ => Answer::error(&told),
     });
     assert_snapshot!(host.run(&["status"]) + &host.run(&["gpu", "list"]));

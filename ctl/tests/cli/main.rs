@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod agent;
+mod lease;
 mod mps;
 mod offline;
 mod support;

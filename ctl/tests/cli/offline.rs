@@ -322,7 +322,7 @@ fn a_pipe_without_a_writer_is_not_waited_for() {
     let text = host.run(&["config", "check", "pipe"]);
     ended.send(()).unwrap();
     rescue.join().unwrap();
-    assert!(text.contains("can't read pipe") && text.contains("a pipe that nobody writes to"), "{text}");
+    assert!(text.contains("can't read pipe") && text.contains("a pipe without a writer"), "{text}");
     assert!(text.ends_with("[exit 1]\n"), "{text}");
 
     // One with a writer is read to its end: stdin by its path, written once the command runs.

@@ -1,5 +1,4 @@
-//! The directory of a simulated host: the state that silicon keeps there, the library directory,
-//! and the stand-in programs.
+//! The directory of a simulated host: silicon's state, the library directory, and the simulated programs.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,13 +11,13 @@ use silicon::{Description, Host};
 
 /// Names under which programs look for the library: the loader's, and the one Slurm's plugin opens.
 const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
-/// Program that this one stands in for, besides those of MPS.
+/// The simulated program besides those of MPS.
 const PROGRAMS: [&str; 1] = ["nvidia-smi"];
-/// NVIDIA's control daemon, whose name the stand-in has too.
+/// NVIDIA's control daemon, whose name the simulated one has too.
 const CONTROL: &str = "nvidia-cuda-mps-control";
-/// Directory, in a host's own, of an agent that runs on it; the agent makes it.
+/// Directory, below a host's, of an agent that runs on it; the agent creates it.
 const AGENT: &str = "gpushd";
-/// Pid of a host's fabric manager there: higher than any that Linux gives out.
+/// Pid of a host's fabric manager: higher than any pid on Linux.
 const FABRIC_MANAGER: &str = "4194305";
 /// Environment variable that names the simulated library.
 const LIBRARY_VARIABLE: &str = "GPUSH_SIM_LIBRARY";
@@ -42,7 +41,7 @@ fn library() -> anyhow::Result<PathBuf> {
     Ok(beside)
 }
 
-/// Makes a host with all that programs need to run on it.
+/// Creates a host with everything that programs need to run on it.
 pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow::Result<Host> {
     let library = library()?;
     let own = std::env::current_exe().context("cannot find my own executable")?;
@@ -52,7 +51,7 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
         std::fs::create_dir_all(&lib)?;
         std::fs::create_dir_all(&bin)?;
         std::fs::create_dir_all(host.dir().join(PROC))?;
-        // Programs of every user that compute here are shown there, as in /tmp each by its own.
+        // Programs of every user register here, each in a file of its own, as in /tmp.
         let everybodys = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
         std::fs::set_permissions(host.dir().join(PROC), everybodys)?;
         let links = LIBRARY_NAMES.iter().map(|name| (lib.join(name), &library));
@@ -76,7 +75,7 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
     Ok(host)
 }
 
-/// Lets the host's `proc` show the service that looks after its NVSwitches. No process of that name runs.
+/// Adds the service that manages NVSwitches to the host's `proc`. No such process runs.
 fn fabric_manager(dir: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(dir.join("fd"))?;
     // The kernel cuts names of processes to 15 characters.
@@ -88,18 +87,18 @@ fn fabric_manager(dir: &Path) -> std::io::Result<()> {
     std::fs::write(dir.join("cgroup"), "0::/system.slice/nvidia-fabricmanager.service\n")
 }
 
-/// The environment of programs on a host.
+/// The environment for programs on a host.
 pub(crate) struct Environment {
     /// Variables that are set.
     pub(crate) set: [(&'static str, PathBuf); 8],
-    /// Directories that are put before what a variable has.
+    /// Directories to prepend to a variable.
     pub(crate) prepended: [(&'static str, PathBuf); 2],
 }
 
 impl Environment {
     pub(crate) fn of(dir: &Path) -> Self {
         Self {
-            // An agent of this host and its clients find each other, and no other host's, by themselves.
+            // An agent of this host and its clients find each other, and no other host's.
             set: [
                 (silicon::host::STATE_VARIABLE, dir.to_owned()),
                 ("GPUSH_BOOT_ID_FILE", dir.join("boot_id")),
@@ -126,7 +125,7 @@ impl Environment {
     }
 }
 
-/// The same as a script for a POSIX shell.
+/// Returns the environment as a script for a POSIX shell.
 pub(crate) fn environment_script(dir: &Path) -> String {
     let quoted = |path: &Path| format!("'{}'", path.display().to_string().replace('\'', r"'\''"));
     let Environment { set, prepended } = Environment::of(dir);
@@ -140,7 +139,7 @@ pub(crate) fn environment_script(dir: &Path) -> String {
     script
 }
 
-/// Clients of a host other than this process, in words.
+/// Returns the clients of a host except this process, as text.
 pub(crate) fn clients(host: &Host) -> anyhow::Result<Vec<String>> {
     let own = Some(std::process::id());
     let machine = host.read()?;
@@ -148,7 +147,7 @@ pub(crate) fn clients(host: &Host) -> anyhow::Result<Vec<String>> {
     Ok(alive.map(|client| crate::process::named(client.pid.pid)).collect())
 }
 
-/// Ends a host: its sleepers, and its directory.
+/// Removes a host: its sleepers, and its directory.
 pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
     match Host::open(dir) {
         Ok(host) => {
@@ -161,7 +160,7 @@ pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
                 );
             }
         }
-        // A damaged host can be ended, a directory that is none cannot.
+        // A damaged host can be removed, a directory that is not a host cannot.
         Err(silicon::HostError::NotAHost { .. }) if !dir.join("state").exists() => {
             bail!("{} is not a simulated host: nothing is removed", dir.display())
         }
@@ -171,8 +170,7 @@ pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
     remove_files(dir)
 }
 
-/// Removes what [`lay`] and silicon put into a host's directory, and the directory if nothing
-/// else is in it.
+/// Removes the files of [`lay`] and silicon from a host's directory, and the directory if it is then empty.
 pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
     for process in sleepers(dir).into_iter().chain(daemons(dir)) {
         crate::process::end(process);
@@ -210,8 +208,8 @@ pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Control daemons of NVIDIA's own that serve below a host's directory. The stand-ins end with their host by
-/// themselves.
+/// Returns NVIDIA's own control daemons that serve below a host's directory. The simulated ones end with their
+/// host.
 fn daemons(dir: &Path) -> Vec<Pid> {
     let (Ok(dir), Ok(own)) = (dir.canonicalize(), std::env::current_exe()) else { return Vec::new() };
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -230,7 +228,7 @@ fn daemons(dir: &Path) -> Vec<Pid> {
     found.filter_map(|proc| Pid::find(proc.file_name()?.to_str()?.parse().ok()?)).collect()
 }
 
-/// Sleepers of a host that were started and may still live.
+/// Returns the sleepers of a host that may still run.
 pub(crate) fn sleepers(dir: &Path) -> Vec<Pid> {
     let text = std::fs::read_to_string(dir.join("sleepers")).unwrap_or_default();
     let read = |line: &str| {

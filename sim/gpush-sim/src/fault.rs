@@ -146,7 +146,7 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A rule on one line: its function and what else is given.
+/// Formats a rule on one line: its function and its other fields.
 fn words(rule: &Rule) -> anyhow::Result<String> {
     let mut words = vec![rule.function.clone()];
     if let serde_json::Value::Object(fields) = serde_json::to_value(rule)? {

@@ -1,7 +1,7 @@
-//! `gpush-sim`: makes simulated GPU hosts, runs programs on them, and acts on them.
+//! `gpush-sim`: creates simulated GPU hosts, runs programs on them, and changes them.
 //!
-//! Called as `nvidia-smi`, or as one of the MPS programs, it is the stand-in that a simulated host has
-//! first on its PATH.
+//! Called as `nvidia-smi`, or as one of the MPS programs, it acts as the simulated program that is first on a
+//! host's PATH.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -169,7 +169,7 @@ enum Command {
 }
 
 impl Source {
-    /// The host asked for: a file if it looks like one, else a preset.
+    /// Returns the requested host: a file if it looks like a path, else a preset.
     fn description(&self) -> anyhow::Result<Description> {
         let path = Path::new(&self.source);
         let is_file = path.is_file() || self.source.contains('/') || self.source.ends_with(".toml");
@@ -188,7 +188,7 @@ impl Source {
     }
 }
 
-/// Prints to standard output. A reader that has seen enough (`| head`) is no error.
+/// Prints to standard output. A reader that closes early (`| head`) is not an error.
 fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("cannot print"),
@@ -269,7 +269,7 @@ fn main() -> ExitCode {
         return nvidia_smi::main(&called);
     }
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    // A sleeper goes by the name of what it stands for, and is none.
+    // A sleeper has the name of the program that it replaces.
     let sleeps = arguments.first().is_some_and(|first| first == process::SLEEPER);
     if !sleeps && let Some(ended) = mps_sim::main(&called, &arguments) {
         return ended;

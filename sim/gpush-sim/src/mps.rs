@@ -1,4 +1,4 @@
-//! `gpush-sim mps`: what goes wrong with the stand-ins for NVIDIA's MPS programs; and `gpush-sim mps-client`.
+//! `gpush-sim mps`: faults of the simulated MPS programs; and `gpush-sim mps-client`.
 
 use std::process::ExitCode;
 
@@ -89,7 +89,7 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A rule on one line.
+/// Formats a rule on one line.
 fn words(rule: &Rule) -> String {
     let on = rule.on.as_ref().map(|part| format!(" on={part}"));
     let times = rule.times.map(|times| format!(" times={times}"));

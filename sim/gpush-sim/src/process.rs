@@ -75,7 +75,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// What a process that is started goes by, when that matters: monitors tell the server by its name.
+    /// Returns the name of a started process, if it matters: monitors recognise the server by its name.
     fn process_name(self) -> Option<&'static str> {
         match self {
             Kind::MpsServer => Some("nvidia-cuda-mps-server"),
@@ -95,7 +95,7 @@ impl From<Kind> for ProcessKind {
     }
 }
 
-/// A process in words: its pid and its name.
+/// Describes a process by pid and name.
 pub(crate) fn named(pid: u32) -> String {
     match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("{} (pid {pid})", name.trim()),
@@ -122,7 +122,7 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
                 Some(gpu) => std::fs::remove_file(below.join("fd").join(gpu.to_string())),
                 None => std::fs::remove_dir_all(below),
             };
-            // It may have been put there before there was such a directory.
+            // It may have been registered before this directory existed.
             let _ = shown;
             let gone = host.update(|machine| Ok::<_, silicon::HostError>(machine.detach(pid, gpu)))?;
             if gone == 0 {
@@ -177,7 +177,7 @@ fn add(host: &Host, wanted: &Add) -> anyhow::Result<()> {
 /// Subcommand of a process that only sleeps.
 pub(crate) const SLEEPER: &str = "sleeper";
 
-/// Starts a sleeper by a name and notes it, so that the host's end is its end.
+/// Starts a sleeper under a name and records it, so that it ends with the host.
 fn spawn(host: &Host, name: Option<&str>) -> anyhow::Result<Pid> {
     use std::os::unix::process::CommandExt;
     let own = std::env::current_exe().context("cannot find my own executable")?;
@@ -209,7 +209,7 @@ pub(crate) fn end(sleeper: Pid) {
 
 /// Sleeps until the host in a directory is gone.
 pub(crate) fn sleep_beside(dir: &Path) {
-    // `comm` is the program's file until it says otherwise.
+    // `comm` is the program's file name until the program sets it.
     let called = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&called).file_name().and_then(|name| CString::new(name.as_encoded_bytes()).ok());
     if let Some(name) = name {

@@ -1,8 +1,8 @@
-//! `gpush-sim run`: a host for the life of one program.
+//! `gpush-sim run`: a host that exists as long as one program runs.
 //!
-//! Signals sent to gpush-sim go to the program; those that the terminal sends reach it anyway,
-//! since it is in the same process group. The exit code is the program's, 128 + n after signal n.
-//! Programs that it left behind may go on: then the host is kept for them, and that is said.
+//! Signals to gpush-sim are passed to the program; those of the terminal reach it directly, because it is in
+//! the same process group. The exit code is the program's, 128 + n after signal n. If its child processes
+//! continue, the host is kept for them, with a message.
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
@@ -21,8 +21,8 @@ use crate::directory;
 /// Signals that are passed on.
 const FORWARDED: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
 
-/// Signals that this process was started to ignore, as nohup does with SIGHUP: they stay ignored,
-/// here and in the program.
+/// Returns whether this process was started with the signal ignored, as nohup does with SIGHUP: it stays
+/// ignored, here and in the program.
 fn ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -31,8 +31,8 @@ fn ignored(signal: i32) -> bool {
 }
 
 pub(crate) fn run(description: &Description, trace: bool, command: &[OsString]) -> anyhow::Result<ExitCode> {
-    // Caught from before the program starts, so that one that comes early waits. Not blocked:
-    // the program would inherit that, and be deaf.
+    // Caught before the program starts, so that an early signal waits. Not blocked, because the program would
+    // inherit that.
     let caught = FORWARDED.into_iter().filter(|&signal| !ignored(signal)).chain([SIGCHLD]);
     let mut signals = SignalsInfo::<WithOrigin>::new(caught).context("cannot wait for signals")?;
 
@@ -76,13 +76,13 @@ fn supervise(mut child: Child, signals: &mut SignalsInfo<WithOrigin>) -> anyhow:
             return Ok(status);
         }
         for origin in signals.wait() {
-            // What the kernel sends comes from the terminal, which told the program too.
+            // A signal from the kernel comes from the terminal, which also sent it to the program.
             let meant_for_us = matches!(origin.cause, Cause::Sent(_));
             if let Ok(signal) = Signal::try_from(origin.signal)
                 && signal != Signal::SIGCHLD
                 && meant_for_us
             {
-                // Gone already: then SIGCHLD is next.
+                // It may already be gone: then SIGCHLD is next.
                 let _gone = kill(nix::unistd::Pid::from_raw(child.id().cast_signed()), signal);
             }
         }

@@ -1,11 +1,11 @@
-//! `gpush-sim show`: a host drawn, or as JSON.
+//! `gpush-sim show`: prints a host as a drawing or as JSON.
 
 use std::fmt::Write as _;
 
 use silicon::machine::{COMPUTE_MODES, Gpu, Machine, Part, ProcessKind, Slot, Timeslice};
 use silicon::{Host, Return};
 
-/// Columns that a memory slice takes in a drawing.
+/// Columns of a memory slice in a drawing.
 const SLICE: usize = 8;
 
 pub(crate) fn presets() -> String {
@@ -137,7 +137,7 @@ fn draw(text: &mut String, machine: &Machine, gpu: &Gpu, slot: &Slot) {
     }
 }
 
-/// Settings that are not as after a boot.
+/// Returns the settings that differ from those after a boot.
 fn settings(gpu: &Gpu) -> Vec<String> {
     let mode = COMPUTE_MODES.get(gpu.compute_mode as usize).copied().unwrap_or("?");
     [
@@ -150,7 +150,7 @@ fn settings(gpu: &Gpu) -> Vec<String> {
     .collect()
 }
 
-/// Memory slices in a row, instances by their profile.
+/// Draws the memory slices in a row, instances by their profile.
 fn bar(gpu: &Gpu, part: &Part) -> String {
     let mut row = String::from("|");
     let mut slice = 0;

@@ -1,6 +1,6 @@
-//! The program as its users call it.
+//! The program as users run it.
 //!
-//! The simulated library is stood in for by an empty file: nothing here loads it.
+//! An empty file replaces the simulated library, which nothing here loads.
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use silicon::Host;
 use tempfile::TempDir;
 
-/// A place for hosts, and for the temporary files of `run`.
+/// A directory for hosts, and for the temporary files of `run`.
 struct Place {
     dir: TempDir,
 }
@@ -29,7 +29,7 @@ impl Place {
     }
 
     fn command(&self) -> Command {
-        // Whoever runs the tests may have signals ignored (nohup does), and a shell can't trap those.
+        // The caller of the tests may have signals ignored (nohup does), and a shell cannot trap those.
         let mut command = Command::new("env");
         command
             .args(["--default-signal", env!("CARGO_BIN_EXE_gpush-sim")])
@@ -39,19 +39,19 @@ impl Place {
         command
     }
 
-    /// Runs to the end: exit code, standard output, standard error.
+    /// Runs to the end. Returns exit code, standard output, standard error.
     fn call(&self, arguments: &[&str]) -> (i32, String, String) {
         text(&self.command().args(arguments).output().unwrap())
     }
 
-    /// Runs, and must succeed.
+    /// Runs a command that must succeed.
     fn ok(&self, arguments: &[&str]) -> String {
         let (code, out, err) = self.call(arguments);
         assert_eq!(code, 0, "{arguments:?}: {out}{err}");
         out
     }
 
-    /// Runs, and must fail with one line that says this.
+    /// Runs a command that must fail with one line that contains `expected`.
     fn refused(&self, arguments: &[&str], expected: &str) {
         let (code, out, err) = self.call(arguments);
         assert_eq!(code, 1, "{arguments:?}: {out}{err}");
@@ -71,7 +71,7 @@ impl Place {
     }
 
     fn smi(&self, dir: &Path, arguments: &[&str]) -> (i32, String, String) {
-        // By its absolute path and with nothing in the environment: as an agent would.
+        // By its absolute path and with an empty environment, as an agent runs it.
         let mut command = Command::new(dir.join("bin/nvidia-smi"));
         text(&command.env_clear().args(arguments).output().unwrap())
     }
@@ -116,9 +116,9 @@ fn run_gives_the_environment_passes_the_exit_code_and_cleans_up() {
     assert_eq!(place.temporary_hosts(), 0, "also after a failure");
 }
 
-/// An agent and its clients on one host need no flags to find each other, and nothing of it is left.
+/// An agent and its clients on one host find each other without flags, and leave nothing behind.
 #[test]
-fn the_agent_of_a_host_has_its_places_in_the_hosts_directory() {
+fn agent_of_a_host_uses_the_hosts_directory() {
     let place = Place::new();
     let script = r#"echo "$GPUSH_SOCKET" "$GPUSH_STATE_DIR" "$NVML_SIM_STATE"
         mkdir -p "$GPUSH_STATE_DIR" && touch "$GPUSH_SOCKET""#;
@@ -130,7 +130,7 @@ fn the_agent_of_a_host_has_its_places_in_the_hosts_directory() {
 }
 
 #[test]
-fn the_stand_in_switches_mig_mode_as_the_part_does() {
+fn simulated_nvidia_smi_switches_mig_mode_by_part() {
     let place = Place::new();
     let models = ["a30-24", "h100-80-sxm", "t4"];
     let hosts: String = models.iter().map(|model| format!("[[gpu]]\nmodel = \"{model}\"\n")).collect();
@@ -155,7 +155,7 @@ fn signals_reach_the_program() {
     let place = Place::new();
     let mut tried = 0;
     for (signal, name) in [(Signal::SIGTERM, "TERM"), (Signal::SIGHUP, "HUP"), (Signal::SIGINT, "INT")] {
-        // A shell takes a trap at once while it waits.
+        // A shell handles a trap at once while it waits.
         let script = format!("trap 'kill $!; exit 42' {name}; sleep 60 & echo ready; wait");
         let (mut child, line) = started(&place, &script);
         assert_eq!(line, "ready");
@@ -168,7 +168,7 @@ fn signals_reach_the_program() {
 }
 
 #[test]
-fn what_outlives_the_program_keeps_its_host() {
+fn remaining_processes_keep_the_host() {
     let place = Place::new();
     let (mut child, dir) = started(&place, r#"echo "$NVML_SIM_STATE"; read x"#);
     let host = Host::open(Path::new(&dir)).unwrap();
@@ -185,7 +185,7 @@ fn what_outlives_the_program_keeps_its_host() {
 }
 
 #[test]
-fn a_kept_host_is_used_through_its_environment_and_ended() {
+fn kept_host_is_used_by_environment_and_removed() {
     let place = Place::new();
     let (dir, name) = place.up("mixed");
     let script = place.ok(&["env", &name]);
@@ -211,7 +211,7 @@ fn a_kept_host_is_used_through_its_environment_and_ended() {
 }
 
 #[test]
-fn processes_come_block_and_go() {
+fn processes_are_added_block_and_are_removed() {
     let place = Place::new();
     let (dir, name) = place.up("a30x4");
     place.refused(&["process", &name, "add", "--gpu", "0", "--spawn"], "give --gi and --ci, or --mig UUID");
@@ -239,11 +239,11 @@ fn processes_come_block_and_go() {
     let removed = silicon::machine::Pid::find(first).unwrap();
     place.ok(&["process", &name, "remove", &first.to_string()]);
     place.refused(&["process", &name, "remove", &first.to_string()], "is on no GPU there");
-    // It is ended; the kernel takes a moment for that.
+    // It is ended, for which the kernel needs a moment.
     while removed.is_alive() {
         std::thread::yield_now();
     }
-    // The other ends with its host.
+    // The other one ends with its host.
     let found = silicon::machine::Pid::find(second).unwrap();
     place.ok(&["down", &name]);
     while found.is_alive() {
@@ -252,7 +252,7 @@ fn processes_come_block_and_go() {
 }
 
 #[test]
-fn the_stand_in_resets_what_is_idle_and_owns_up_to_the_rest() {
+fn simulated_nvidia_smi_resets_only_idle_gpus() {
     let place = Place::new();
     let (dir, name) = place.up("a30x4");
     let host = Host::open(&dir).unwrap();
@@ -303,7 +303,7 @@ fn faults_and_xids_from_the_command_line() {
 }
 
 #[test]
-fn show_draws_and_tells() {
+fn show_prints_drawing_and_json() {
     let place = Place::new();
     let (dir, name) = place.up("mixed");
     let host = Host::open(&dir).unwrap();
@@ -319,7 +319,7 @@ fn show_draws_and_tells() {
     assert_eq!(json["gpus"].as_array().unwrap().len(), 6);
     let presets = place.ok(&["presets"]);
     assert!(presets.contains("dgx-a100") && presets.contains("rtxpro6000-96"));
-    // A reader that leaves early is no panic.
+    // A reader that closes early causes no panic.
     let piped = Command::new("sh")
         .arg("-c")
         .arg(format!(

@@ -1,4 +1,4 @@
-//! `nvidia-smi compute-policy` and `-pm` of the stand-in, as its callers run them.
+//! The simulated `nvidia-smi compute-policy` and `-pm`, as callers run them.
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use silicon::Host;
 use silicon::machine::Timeslice;
 use tempfile::TempDir;
 
-/// A host of four: MIG off twice, MIG on, and without MIG.
+/// A host with four GPUs: MIG off twice, MIG on, and without MIG.
 const HOST: &str = "
 [[gpu]]
 model = \"a100-80\"
@@ -55,7 +55,7 @@ impl Place {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs `nvidia-smi ARGS…`: exit code and standard output.
+    /// Runs `nvidia-smi ARGS…`. Returns exit code and standard output.
     fn smi(&self, arguments: &str) -> (i32, String) {
         let mut command = Command::new(self.path("host").join("bin/nvidia-smi"));
         let output = command.env_clear().args(arguments.split_whitespace()).output().unwrap();
@@ -131,7 +131,7 @@ fn refusals_have_the_manuals_exit_codes() {
 }
 
 #[test]
-fn rules_make_it_fail() {
+fn fault_rules_make_compute_policy_fail() {
     let place = Place::new(HOST);
     place.on_host("fault", "add compute-policy-set --gpu 0 --rc UNKNOWN --times 1");
     let (code, told) = place.smi("compute-policy -i 0,1 --set-timeslice=1");
@@ -150,8 +150,8 @@ fn rules_make_it_fail() {
 }
 
 #[test]
-fn only_root_sets_it_and_everybody_sees_it() {
-    // On a host whose owner does not count as root; who runs the tests as root is root everywhere.
+fn only_root_sets_levels_and_all_users_read_them() {
+    // On a host whose owner does not count as root; a test that runs as root is root everywhere.
     let place = Place::new(&format!("owner_is_root = false\n{HOST}"));
     if Host::open(&place.path("host")).unwrap().privileged() {
         println!("skipped: run as root");
@@ -165,13 +165,13 @@ fn only_root_sets_it_and_everybody_sees_it() {
 }
 
 #[test]
-fn without_persistence_mode_nothing_stays_when_nobody_is_left() {
+fn settings_are_lost_without_persistence_mode() {
     let place = Place::new(HOST);
     assert_eq!(place.smi("-pm 0 -i 0").0, 0);
     assert!(place.on_host("show", "").contains("persistence mode off"));
     assert_eq!(place.smi("compute-policy -i 0,1 --set-timeslice=2").0, 0);
     assert_eq!(place.levels()[..2], [Timeslice::Default, Timeslice::Medium]);
-    // Somebody on it keeps it initialised.
+    // A process on it keeps it initialised.
     let pid = place.on_host("process", "add --spawn --gpu 0");
     assert_eq!(place.smi("compute-policy -i 0 --set-timeslice=2").0, 0);
     assert_eq!(place.levels()[0], Timeslice::Medium);
@@ -182,7 +182,7 @@ fn without_persistence_mode_nothing_stays_when_nobody_is_left() {
 }
 
 #[test]
-fn an_mps_server_goes_by_its_name() {
+fn mps_server_has_its_process_name() {
     let place = Place::new(HOST);
     let server = place.on_host("process", "add --spawn --gpu 3 --kind mps-server --memory 30");
     let client = place.on_host("process", "add --spawn --gpu 3 --kind mps --memory 400");
@@ -192,7 +192,7 @@ fn an_mps_server_goes_by_its_name() {
     let shown = |name: &str| Path::new("/proc").join(server.trim()).join(name);
     let command = std::fs::read_to_string(shown("cmdline")).unwrap();
     assert!(command.starts_with("nvidia-cuda-mps-server\0"), "{command:?}");
-    // The kernel cuts a name at 15 characters. The process sets it a moment after it was started.
+    // The kernel cuts a name to 15 characters. The process sets it a moment after its start.
     let named = (0..200).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         std::fs::read_to_string(shown("comm")).unwrap().trim() == "nvidia-cuda-mps"

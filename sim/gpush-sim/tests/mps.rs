@@ -1,4 +1,4 @@
-//! The MPS programs of a simulated host, started as an agent would: by path, with a clean environment.
+//! The MPS programs of a simulated host, started as by an agent: by path, with an empty environment.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -38,7 +38,7 @@ impl Host {
         command.output().unwrap()
     }
 
-    /// `gpush-sim mps DIR fault …`, which must work.
+    /// Runs `gpush-sim mps DIR fault …`, which must succeed.
     fn fault(&self, arguments: &[&str]) -> String {
         let dir = self.dir();
         let mut all = vec!["mps", dir.to_str().unwrap(), "fault"];
@@ -64,7 +64,7 @@ impl Host {
         child
     }
 
-    /// Says commands through the front-end.
+    /// Sends commands through the front-end.
     fn says(&self, lines: &str) -> String {
         let mut command = Command::new(self.dir().join("bin/nvidia-cuda-mps-control"));
         command.env_clear().env("CUDA_MPS_PIPE_DIRECTORY", self.path("pipe"));
@@ -73,7 +73,7 @@ impl Host {
         String::from_utf8(front.wait_with_output().unwrap().stdout).unwrap()
     }
 
-    /// Pids on a GPU, each with its kind.
+    /// Returns the pids on a GPU, each with its kind.
     fn on(&self, gpu: usize) -> Vec<(u64, String)> {
         let listed = self.sim(&["process", self.dir().to_str().unwrap(), "list", "--json"]);
         let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
@@ -109,7 +109,7 @@ fn until<T>(ask: impl Fn() -> Option<T>) -> T {
 }
 
 #[test]
-fn a_client_and_its_server_are_on_the_device_and_end_with_the_host() {
+fn client_and_server_are_on_the_device_and_end_with_host() {
     let host = Host::up();
     let mut daemon = host.daemon();
     let (mut client, said) = host.client();
@@ -134,7 +134,7 @@ fn a_client_and_its_server_are_on_the_device_and_end_with_the_host() {
 }
 
 #[test]
-fn nvidias_own_daemon_ends_with_the_host_that_it_serves_below_and_no_other_does() {
+fn nvidia_daemon_ends_only_with_its_own_host() {
     let real = PathBuf::from("/usr/bin/nvidia-cuda-mps-control");
     if !real.is_file() {
         println!("SKIPPED NVIDIA's own daemon: {} is not installed", real.display());
@@ -170,7 +170,7 @@ fn programs_of_every_user_can_be_shown_in_a_hosts_proc() {
 }
 
 #[test]
-fn faults_reach_programs_with_a_clean_environment_and_are_aimed() {
+fn faults_reach_programs_with_an_empty_environment() {
     let host = Host::up();
     let mut daemon = host.daemon();
     let number = host.fault(&["add", "busy-ui", "--on", "/elsewhere"]);
@@ -193,7 +193,7 @@ fn faults_reach_programs_with_a_clean_environment_and_are_aimed() {
 }
 
 #[test]
-fn a_host_with_an_older_driver_has_older_programs() {
+fn host_with_older_driver_has_older_programs() {
     let host = Host::up();
     host.sim(&["down", host.dir().to_str().unwrap()]);
     let file = host.path("host.toml");

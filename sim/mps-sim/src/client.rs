@@ -1,18 +1,18 @@
-//! A client: what libcuda does to reach a server, and then nothing, until it is told to end.
+//! A client: it connects to a server as libcuda does, and then idles until it is asked to end.
 //!
-//! It prints one line for what became of it, and others as they happen:
+//! It prints one line for its outcome, and later events as they happen:
 //!
 //! ```text
-//! active server=1234 percentage=25.0 device=GPU-…     served; no device is named outside of a host, and
-//!                                                     a memory limit is, where there is one: memory=2048
-//! without MPS                                         nobody listens: it runs all the same, as libcuda does
+//! active server=1234 percentage=25.0 device=GPU-…     served; the device is missing outside a host, and a
+//!                                                     memory limit is added if there is one: memory=2048
+//! without MPS                                         no daemon listens: it runs without MPS, as libcuda does
 //! error 805                                           the daemon has no server for it; it ends
-//! fault, terminated                                   its context is lost; it stays
+//! fault, terminated                                   its context is lost; it continues
 //! lost                                                its server is gone; it ends
 //! ```
 //!
-//! It ends with a line `end` on standard input, and lives on when that is closed. On a simulated host it is
-//! on its server's device as NVML shows MPS clients; `$MPS_SIM_MEMORY` MiB, or 512.
+//! It ends at a line `end` on standard input, and continues if that is closed. On a simulated host it is
+//! registered on its server's device as NVML shows MPS clients; `$MPS_SIM_MEMORY` MiB, or 512.
 
 use std::{
     io::{self, BufRead, Write},
@@ -27,7 +27,7 @@ use crate::{
     wire::{self, Kind, Socket},
 };
 
-/// Runs it.
+/// Runs the client.
 #[must_use]
 pub fn main() -> ExitCode {
     let place = Place::of_environment();
@@ -63,15 +63,15 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Why a client has no server.
+/// The reason why a client has no server.
 pub(crate) enum Unreached {
-    /// Nobody listens: it runs without MPS.
+    /// No daemon listens: it runs without MPS.
     NoDaemon,
     /// The daemon has none for it.
     NoServer,
 }
 
-/// Has the daemon of a pipe directory find a server: its socket, and what it says first.
+/// Asks the daemon of a pipe directory for a server. Returns its socket and its first message.
 pub(crate) fn reach(pipe: &Path) -> Result<(Socket, String), Unreached> {
     let control = Socket::introduced(&pipe.join("control"), Kind::Client).map_err(|_| Unreached::NoDaemon)?;
     let served = || -> io::Result<(Socket, String)> {

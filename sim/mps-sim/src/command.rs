@@ -1,5 +1,5 @@
-//! The command language, with the answers of the real daemon: refusals are text like any other, or are
-//! in the log alone.
+//! The command language, with the answers of the real daemon: errors are ordinary text, or appear only in the
+//! log.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::{
     wire::Peer,
 };
 
-/// What becomes of the daemon.
+/// The state of the daemon after a command.
 pub(crate) enum Verdict {
-    /// It goes on.
+    /// It continues.
     Goes,
     /// It ends.
     Quit {
@@ -22,7 +22,7 @@ pub(crate) enum Verdict {
     },
 }
 
-/// Does what a line says. The answer comes in frames.
+/// Executes a command line. Returns the frames of the answer.
 pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>, Verdict) {
     let mut words = line.split_whitespace();
     let name = words.next().unwrap_or_default();
@@ -69,7 +69,7 @@ pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>,
         "get_default_device_pinned_mem_limit" => default_memory(daemon, value::number(word(0))),
         "set_default_device_pinned_mem_limit" => may_set(daemon, peer, |daemon| {
             let device = word(0).unwrap_or_default();
-            // A UUID is no number: it is device 0, and what follows is not looked at.
+            // A UUID is not a number: it means device 0, and the rest is ignored.
             let is_number = device.parse::<i64>().is_ok();
             let limit = word(1).filter(|_| is_number).map_or(0, value::memory);
             match slot(value::number(Some(device))) {
@@ -162,7 +162,7 @@ fn of_server(daemon: &Daemon, pid: i64, answer: impl FnOnce(&Daemon, &Server) ->
     }
 }
 
-/// Version 535 lets anybody who reaches the socket set values.
+/// Version 535 lets any user of the socket set values.
 fn may_set(daemon: &mut Daemon, peer: Peer, set: impl FnOnce(&mut Daemon) -> Vec<String>) -> Vec<String> {
     match daemon.version {
         Version::V550 | Version::V555 if !Place::is_root(peer.uid) => vec![insufficient(peer)],
@@ -217,7 +217,7 @@ fn start(daemon: &mut Daemon, words: &[&str], peer: Peer) -> Vec<String> {
     }
 }
 
-/// Says a status, and in the other cases why it is 1.
+/// Returns a status; if it is 1, also the reason.
 fn terminate(daemon: &Daemon, server: i64, client: i64) -> Vec<String> {
     let one = || "1".to_owned();
     let Some(found) = daemon.servers.of(server) else {
@@ -263,7 +263,7 @@ fn line([pid, id, server, device, namespace, command]: &[String; 6]) -> String {
     format!("{pid:<10}{id:<10}{server:<15}{device:<26}{namespace:<15}{command:<15}")
 }
 
-/// Pid, nothing, whether it is a MIG device, its UUID, and the client's number.
+/// Formats a row: pid, an empty column, whether it is a MIG device, its UUID, and the client's number.
 fn row(server: i32, bytes: &[u8; ROW]) -> String {
     let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
     let pid = word(0);
@@ -279,13 +279,13 @@ fn row(server: i32, bytes: &[u8; ROW]) -> String {
     line(&texts)
 }
 
-/// A UUID as far as the table has room for it.
+/// Returns a UUID, cut to the width of the table.
 fn shown(device: Device) -> String {
     let hex: String = device.uuid[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{}-{}-{}-{}", if device.mig { "MIG" } else { "GPU" }, &hex[..8], &hex[8..12], &hex[12..16])
 }
 
-/// What a server sends for a client, read back by [`row`].
+/// Encodes the row that a server sends for a client; [`row`] decodes it.
 pub(crate) fn encoded(pid: u32, device: Device, number: u32) -> [u8; ROW] {
     let mut bytes = [0; ROW];
     bytes[0..4].copy_from_slice(&pid.to_le_bytes());
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_as_recorded() {
+    fn client_row_is_as_recorded() {
         let uuid = std::array::from_fn(|at| u8::try_from(at).map_or(0, |at| at + 17));
         let row = row(29156, &encoded(4_194_300, Device { mig: true, uuid }, 7));
         assert_eq!(row, "4194300   7         29156          MIG-11121314-1516-1718    0                             ");

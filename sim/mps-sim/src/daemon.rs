@@ -1,16 +1,15 @@
-//! The control daemon: one loop over its two doors, the user interface that has its ear, and the end of
-//! its server.
+//! The control daemon: one loop over its two sockets, the control connection, and the end of its server.
 //!
 //! ```text
-//!  poll ─┬─ a door: greet, hear what it is ─┬─ 1 server ready    ─┐
+//!  poll ─┬─ a socket: greet, read the kind ─┬─ 1 server ready    ─┐
 //!        │                                  ├─ 2 client           ├──► servers
 //!        │                                  ├─ 10 fatal exception ─┘
-//!        │                                  └─ 4 user interface: has the ear; hung up on when somebody has it
-//!        ├─ the ear: a command, or the end
+//!        │                                  └─ 4 user interface: gets the control connection; closed if it is held
+//!        ├─ the control connection: a command, or its end
 //!        └─ a server ended
 //! ```
 //!
-//! Nothing here has a deadline: a peer that stops half-way stops the daemon, as it does the real one.
+//! Nothing here has a deadline: a peer that stops midway blocks the daemon, as it does the real one.
 
 use std::{
     io,
@@ -35,7 +34,7 @@ use crate::{
     wire::{self, Kind, Peer, Socket},
 };
 
-/// What it prints once it listens.
+/// The output of the background process once it listens.
 const LISTENS: &str = "listens";
 
 pub(crate) struct Daemon {
@@ -45,9 +44,9 @@ pub(crate) struct Daemon {
     pub(crate) defaults: Defaults,
     pub(crate) servers: Servers,
     files: Files,
-    /// Who has its ear.
+    /// The control connection.
     ear: Option<(Socket, Peer)>,
-    /// Those that are not greeted, and the rule that wants it.
+    /// Connections without a greeting, because of a fault rule.
     ungreeted: Vec<(Socket, Rule)>,
 }
 
@@ -56,7 +55,7 @@ pub(crate) fn foreground(place: Place, users: Users) -> anyhow::Result<ExitCode>
     serve(place, users, &Lines::Output, || {})
 }
 
-/// `-d`: what serves is a process of its own, started by one that ends when it listens.
+/// `-d`: the serving process is separate. Its parent ends once it listens.
 pub(crate) fn background(called: &Path, users: Users) -> anyhow::Result<ExitCode> {
     let own = std::env::current_exe().context("cannot find my own executable")?;
     let mut command = Command::new(own);
@@ -81,7 +80,7 @@ pub(crate) fn background(called: &Path, users: Users) -> anyhow::Result<ExitCode
     Ok(if child.wait()?.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The process behind `-d`.
+/// The background process of `-d`.
 pub(crate) fn behind(place: Place, users: Users) -> anyhow::Result<ExitCode> {
     let made = std::fs::create_dir(&place.log);
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
@@ -91,7 +90,7 @@ pub(crate) fn behind(place: Place, users: Users) -> anyhow::Result<ExitCode> {
     let lines = Lines::Directory(place.log.clone());
     serve(place, users, &lines, || {
         println!("{LISTENS}");
-        // Nobody reads what comes after it, nor the errors of a daemon.
+        // No process reads later output, nor a daemon's errors.
         if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
             let _as_it_is = nix::unistd::dup2_stdout(&null).and_then(|()| nix::unistd::dup2_stderr(&null));
         }
@@ -135,7 +134,7 @@ fn serve(place: Place, users: Users, lines: &Lines, listening: impl FnOnce()) ->
     daemon.run()
 }
 
-/// Percentage and priority; the memory limit is not read at start.
+/// Reads percentage and priority; the memory limit is not read at start.
 fn from_environment(log: &Log) -> Defaults {
     let mut defaults = Defaults { percentage: 100.0, memory: [0; DEVICES as usize], priority: 0 };
     if let Some(text) = crate::place::variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") {
@@ -175,7 +174,7 @@ impl Daemon {
         }
     }
 
-    /// Waits for something to do: at the privileged door, at the other one, from who has its ear.
+    /// Waits for activity: on the privileged socket, on the other one, on the control connection.
     fn wait(&self) -> anyhow::Result<(bool, bool, bool)> {
         let wanted = |socket| PollFd::new(socket, PollFlags::POLLIN);
         let mut fds = vec![wanted(self.files.privileged.as_fd()), wanted(self.files.control.as_fd())];
@@ -208,7 +207,7 @@ impl Daemon {
         }
     }
 
-    /// Somebody is at a door. What goes wrong with one of them is said in the log alone.
+    /// Handles a new connection. Its errors only go to the log.
     fn door(&mut self, privileged: bool) {
         let door = if privileged { &self.files.privileged } else { &self.files.control };
         let Ok(socket) = door.accept() else {
@@ -256,14 +255,14 @@ impl Daemon {
             }
             Some(Kind::FatalException) => {
                 self.servers.failed(peer, &self.log);
-                // Who does not wait for it does not need it.
+                // A peer that does not wait for it does not need it.
                 let _gone = socket.send(&0_u32.to_le_bytes());
             }
             None => self.log.say("Unknown type of connection"),
         }
     }
 
-    /// Who has its ear says something. Gives the exit code when that ends the daemon.
+    /// Handles input on the control connection. Returns the exit code if that ends the daemon.
     fn listen(&mut self) -> Option<i32> {
         let (ear, peer) = self.ear.take()?;
         match self.hear(&ear, peer) {
@@ -278,7 +277,7 @@ impl Daemon {
         None
     }
 
-    /// A command, which is answered; or the end, as an error.
+    /// Reads a command and answers it; the end of the connection is an error.
     fn hear(&mut self, ear: &Socket, peer: Peer) -> io::Result<Verdict> {
         if u64::from_le_bytes(ear.receive_array()?) == 0 {
             ear.send(&status(0))?;
@@ -302,7 +301,7 @@ impl Daemon {
         Ok(verdict)
     }
 
-    /// Waits for the server to end, and cleans up; gives the exit code, which is the server's.
+    /// Waits for the server to end, and cleans up. Returns the exit code, which is the server's.
     fn quit(&mut self, force_after: Option<Duration>) -> i32 {
         if let Some(after) = force_after {
             self.log.say(&format!("quit command issued with timeout of {}", after.as_secs()));
@@ -324,7 +323,7 @@ impl Daemon {
             std::thread::sleep(rule.longer());
         }
         self.log.say(&format!("Exit with status {code}"));
-        // The log's thread has it in a moment; without a reader nobody would.
+        // The log's thread needs a moment to write it before this process ends.
         std::thread::sleep(Duration::from_millis(2));
         files::remove(&self.place.pipe);
         code

@@ -1,5 +1,5 @@
-//! Faults of the stand-ins: rules in a file, read again at every turn, so that they can be switched on and
-//! off while the programs run.
+//! Faults of the simulated programs: rules in a file, read again at every check, so that they can change while
+//! the programs run.
 //!
 //! ```toml
 //! [[fault]]
@@ -9,10 +9,9 @@
 //! times = 2          # left out: as long as the rule is there
 //! ```
 //!
-//! The file is `mps-faults.toml` of the simulated host in whose `bin` the program lies, since an environment
-//! may be cleaned on the way; outside of a host the one that `$MPS_SIM_FAULTS` names. What a rule holds up
-//! goes on when the rule is removed. A file that can't be read ends the programs: a typo must not pass for
-//! "no faults".
+//! The file is `mps-faults.toml` of the simulated host to whose `bin` the program belongs, because the
+//! environment may be cleared; outside a host, `$MPS_SIM_FAULTS` names it. A blocked program continues when its
+//! rule is removed. An unreadable file ends the programs: a typing error must not count as "no faults".
 
 use std::{
     fs::{File, OpenOptions},
@@ -31,47 +30,47 @@ pub const VARIABLE: &str = "MPS_SIM_FAULTS";
 /// Its name in a simulated host.
 pub const FILE: &str = "mps-faults.toml";
 
-/// Between two looks of something that waits for a rule to be removed.
+/// Interval at which a blocked program checks its rule.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
-/// What goes wrong.
+/// The kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// The daemon takes a connection and does not greet.
+    /// The daemon accepts a connection and does not greet.
     SilentHello,
-    /// The daemon takes `ms` until it greets.
+    /// The daemon greets after `ms`.
     SlowHello,
-    /// The daemon greets as no known version does. Programs of its own version understand it.
+    /// The daemon greets with an unknown version. Programs of that version understand it.
     ForeignHello,
-    /// The daemon behaves as if somebody else had its ear.
+    /// The daemon behaves as if another process held the control connection.
     BusyUi,
-    /// A command is done, and its answer is not sent.
+    /// A command is executed, but its answer is not sent.
     EmptyReply,
-    /// The daemon blocks on its log in the middle of a session, as on a pipe that nobody reads.
+    /// The daemon blocks on its log during a session, as on a full pipe.
     UnreadPipe,
-    /// The daemon's pid file names somebody else.
+    /// The daemon's pid file names another process.
     StalePidFile,
     /// A server ends as soon as it is started.
     ServerDies,
-    /// A server never says that it is ready.
+    /// A server never reports that it is ready.
     NeverActive,
     /// A server reports a fatal exception.
     Fault,
-    /// The daemon is killed; its server lives on.
+    /// The daemon is killed; its server survives.
     OrphanServer,
-    /// The daemon stands still.
+    /// The daemon hangs.
     HungDaemon,
-    /// Somebody of another uid waits to be served, or is.
+    /// A client of another uid waits to be served, or is served.
     SecondUid,
     /// `quit` takes `ms` longer.
     SlowQuit,
-    /// The daemon takes `ms` until it listens.
+    /// The daemon listens after `ms`.
     SlowStart,
 }
 
 impl Kind {
-    /// All, as they are written.
+    /// All kinds with their names.
     pub const NAMES: [(&'static str, Self); 15] = [
         ("silent-hello", Self::SilentHello),
         ("slow-hello", Self::SlowHello),
@@ -90,7 +89,7 @@ impl Kind {
         ("slow-start", Self::SlowStart),
     ];
 
-    /// As it is written.
+    /// Returns its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::NAMES.into_iter().find_map(|(name, kind)| (kind == self).then_some(name)).unwrap_or_default()
@@ -112,20 +111,20 @@ impl FromStr for Kind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// Tells it from the others, for ever.
+    /// Identifies the rule; never reused.
     pub id: u64,
-    /// What goes wrong.
+    /// The kind.
     pub kind: Kind,
-    /// Part of the pipe directory, or of the visible devices, of the daemon concerned.
+    /// Part of the pipe directory, or of the visible devices, of the daemon that it applies to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<String>,
-    /// How often; without, for ever.
+    /// Maximum number of times; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<u64>,
-    /// For those that take longer, in milliseconds.
+    /// Delay of the slow kinds, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ms: Option<u64>,
-    /// How often it went wrong already.
+    /// Number of times so far.
     #[serde(default)]
     pub fired: u64,
 }
@@ -135,7 +134,7 @@ impl Rule {
         self.times.is_none_or(|times| self.fired < times)
     }
 
-    /// How much longer something takes.
+    /// Returns the delay.
     pub(crate) fn longer(&self) -> Duration {
         Duration::from_millis(self.ms.unwrap_or(3000))
     }
@@ -155,19 +154,19 @@ pub struct FaultFile {
 }
 
 impl FaultFile {
-    /// Of a simulated host's directory.
+    /// Returns the file of a simulated host's directory.
     #[must_use]
     pub fn of_host(dir: &Path) -> Self {
         Self { path: dir.join(FILE) }
     }
 
-    /// At a path.
+    /// Returns the file at a path.
     #[must_use]
     pub fn at(path: PathBuf) -> Self {
         Self { path }
     }
 
-    /// The rules, oldest first.
+    /// Returns the rules, oldest first.
     ///
     /// # Errors
     /// When the file can't be read.
@@ -182,7 +181,7 @@ impl FaultFile {
         }
     }
 
-    /// Adds a rule, and gives its id.
+    /// Adds a rule, and returns its id.
     ///
     /// # Errors
     /// When the file can't be read or written.
@@ -194,7 +193,7 @@ impl FaultFile {
         })
     }
 
-    /// Removes a rule, or all; says how many went.
+    /// Removes a rule, or all; returns how many were removed.
     ///
     /// # Errors
     /// When the file can't be read or written, or there is no such rule.
@@ -215,7 +214,7 @@ impl FaultFile {
         let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(&self.path);
         let file = file.with_context(there)?;
         if create {
-            // A server counts what it did, and may be of any user.
+            // A server, which may run as any user, writes its count.
             let _not_mine = file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         }
         let mut held = locked(file, FlockArg::LockExclusive)?;
@@ -240,7 +239,7 @@ fn locked(file: File, how: FlockArg) -> anyhow::Result<Flock<File>> {
     Flock::lock(file, how).map_err(|(_, errno)| anyhow::anyhow!("cannot lock the faults: {errno}"))
 }
 
-/// The rules, as one program looks at them.
+/// The rules that one program sees.
 #[derive(Debug, Clone)]
 pub(crate) struct Faults {
     file: Option<FaultFile>,
@@ -261,13 +260,13 @@ impl Faults {
         })
     }
 
-    /// A rule of this kind that is on.
+    /// Returns an active rule of this kind.
     pub(crate) fn on(&self, kind: Kind) -> Option<Rule> {
         let concerned = |rule: &Rule| rule.on.as_ref().is_none_or(|part| self.target.contains(part.as_str()));
         self.rules().into_iter().find(|rule| rule.kind == kind && rule.is_left() && concerned(rule))
     }
 
-    /// The same, and it counts as having gone wrong once more.
+    /// Returns an active rule of this kind, and counts it as fired once more.
     pub(crate) fn fires(&self, kind: Kind) -> Option<Rule> {
         let rule = self.on(kind)?;
         if let Some(file) = &self.file {
@@ -281,7 +280,7 @@ impl Faults {
         Some(rule)
     }
 
-    /// Whether a rule is still there, used up or not.
+    /// Returns whether a rule still exists, used up or not.
     pub(crate) fn is_there(&self, rule: &Rule) -> bool {
         self.rules().iter().any(|one| one.id == rule.id)
     }
@@ -300,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_is_aimed_counted_and_removed() {
+    fn fault_rule_is_targeted_counted_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let file = FaultFile::of_host(dir.path());
         assert_eq!(file.rules().unwrap(), []);
@@ -318,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_reads_back() {
+    fn every_fault_kind_parses_back() {
         for (name, kind) in Kind::NAMES {
             assert_eq!(name.parse(), Ok(kind));
             assert_eq!(toml::Value::try_from(kind).unwrap().as_str(), Some(name));

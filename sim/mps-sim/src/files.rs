@@ -1,4 +1,4 @@
-//! What a daemon keeps in its pipe directory.
+//! The files of a daemon in its pipe directory.
 //!
 //! | file | mode | left by `quit` |
 //! |---|---|---|
@@ -27,25 +27,25 @@ use crate::{
     wire::Socket,
 };
 
-/// A path of this many bytes is one too long for the sockets below it.
+/// Length of a path, in bytes, that is too long for the sockets below it.
 const TOO_LONG: usize = 88;
 const PID: &str = "nvidia-cuda-mps-control.pid";
-/// Higher than any that Linux gives out.
+/// Higher than any pid on Linux.
 const NOBODYS_PID: u32 = 4_194_304;
 
-/// What a daemon holds.
+/// The open files of a daemon.
 pub(crate) struct Files {
     pub(crate) control: Socket,
     pub(crate) privileged: Socket,
-    /// Whose lock ends with the process.
+    /// The lock ends with the process.
     _lock: File,
 }
 
-/// Why a daemon does not start.
+/// The reason why a daemon does not start.
 pub(crate) enum NoFiles {
-    /// Another one is here.
+    /// Another daemon runs here.
     Taken,
-    /// It ends without a word.
+    /// It ends without a message.
     TooLong,
     System(io::Error),
 }
@@ -56,7 +56,7 @@ impl From<io::Error> for NoFiles {
     }
 }
 
-/// Takes a directory: makes it, and locks it.
+/// Creates a directory, and locks it.
 pub(crate) fn lock(pipe: &Path) -> Result<File, NoFiles> {
     if pipe.as_os_str().len() >= TOO_LONG {
         return Err(NoFiles::TooLong);
@@ -82,7 +82,7 @@ pub(crate) fn lock(pipe: &Path) -> Result<File, NoFiles> {
     })
 }
 
-/// Listens in a directory that is locked. `lock` is the daemon's for life.
+/// Listens in a locked directory. The daemon keeps `lock` until it ends.
 pub(crate) fn listen(place: &Place, lock: File) -> io::Result<Files> {
     let privileged = Socket::listen(&place.pipe.join("control_privileged"))?;
     let control = Socket::listen(&place.pipe.join("control"))?;
@@ -98,10 +98,10 @@ pub(crate) fn listen(place: &Place, lock: File) -> io::Result<Files> {
     Ok(Files { control, privileged, _lock: lock })
 }
 
-/// What `quit` removes.
+/// Removes what `quit` removes.
 pub(crate) fn remove(pipe: &Path) {
     for name in ["log", PID] {
-        // Gone already is as good.
+        // It may already be gone.
         let _gone = std::fs::remove_file(pipe.join(name));
     }
 }

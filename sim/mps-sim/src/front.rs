@@ -1,5 +1,5 @@
-//! The front-end: lines from standard input, answers to standard output. As with the real one, its exit
-//! status says nothing but whether there is a daemon.
+//! The front-end: lines from standard input, answers to standard output. As with the real one, its exit status
+//! only tells whether there is a daemon.
 
 use std::{
     io::{self, BufRead, Write},
@@ -27,7 +27,8 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let heard = Arc::clone(&door);
     std::thread::spawn(move || {
         answers(&heard);
-        // Also when standard input goes on: somebody else has the daemon's ear, or it has ended.
+        // Even if standard input continues: another process holds the control connection, or the daemon has
+        // ended.
         std::process::exit(0)
     });
     for line in io::stdin().lock().lines() {
@@ -43,7 +44,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Prints answers until the status, or the close.
+/// Prints answers until the status, or until the connection closes.
 fn answers(door: &Socket) {
     while let Ok(said) = door.receive() {
         let Some((kind, text)) = said.bytes.split_first_chunk::<4>() else { break };

@@ -1,19 +1,19 @@
-//! Stand-ins for NVIDIA's MPS programs: the control daemon with its front-end, the server, and a client
-//! that does what libcuda does to reach them.
+//! Simulated versions of NVIDIA's MPS programs: the control daemon with its front-end, the server, and a client
+//! that connects as libcuda does.
 //!
-//! Nothing that ships knows this crate. `gpush-sim` lays the programs into a host's `bin`, under the
-//! names of the real ones; tests run them by [`main`]'s own little program. What they are true to was
-//! watched on the real daemon (README.md beside this crate says how, and what is not known).
+//! Nothing that ships uses this crate. `gpush-sim` places the programs into a host's `bin` under their real
+//! names; tests run them through [`main`]. Their behaviour was observed on the real daemon (the README.md of
+//! this crate describes how, and what is unknown).
 //!
 //! ```text
-//!  user interface ──4──► control_privileged ─┐                       ┌── clients: they, and their limits
+//!  user interface ──4──► control_privileged ─┐                       ┌── clients with their limits      
 //!                                            ▼                       ▼
 //!  client ────2────────► control ──────► daemon ──starts, asks──► server (of one uid)
 //!     └────────────────────────────────────── its own socket ────────▲
 //!                                        handed to both by the daemon
 //! ```
 //!
-//! Faults come by a file, since these programs may be started with a clean environment: see [`fault`].
+//! Faults come from a file, because these programs may be started with an empty environment: see [`fault`].
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
@@ -34,12 +34,12 @@ mod value;
 mod wire;
 pub mod work;
 
-/// Names under which the programs of this crate are laid into a host's `bin`.
+/// Names of this crate's programs in a host's `bin`.
 pub const PROGRAMS: [&str; 2] = [CONTROL, SERVER];
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 
-/// The program that a path calls for by its last part; nothing when it is none of ours.
+/// Runs the program that the last part of a path names; returns `None` for other names.
 #[must_use]
 pub fn main(called: &Path, arguments: &[OsString]) -> Option<ExitCode> {
     let name = called.file_name()?;

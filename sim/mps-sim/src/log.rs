@@ -1,9 +1,9 @@
-//! The log: a FIFO in the pipe directory, into which daemon and servers write records, and a thread of the
-//! daemon that writes what comes out of it as lines.
+//! The log: a FIFO in the pipe directory. Daemon and servers write records into it, and a thread of the daemon
+//! prints them as lines.
 //!
-//! A record is 48 bytes and a text: what wrote it (in the last byte of a mark), its pid, the local time in
-//! eight numbers, and the length. Anyone may write there, and whoever writes something else silences the log;
-//! when the FIFO is full, the daemon blocks. Both are as with the real one.
+//! A record has 48 bytes and a text: the kind of its writer (in the last byte of a mark), its pid, the local
+//! time in eight numbers, and the length. Any user may write into the FIFO, and invalid data stops the log;
+//! when the FIFO is full, the daemon blocks. Both are as in the real one.
 
 use std::{
     fs::{File, OpenOptions},
@@ -12,11 +12,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The mark of a record, without what wrote it.
+/// The mark of a record, without the kind of its writer.
 const MARK: u32 = 0xabcd_e000;
 const HEADER: usize = 48;
 
-/// What writes a record.
+/// The writer of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     Control,
@@ -32,7 +32,7 @@ impl Source {
     }
 }
 
-/// Where a program writes its records.
+/// The output of a program's records.
 #[derive(Debug)]
 pub(crate) struct Log {
     fifo: Option<File>,
@@ -40,11 +40,11 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// To the FIFO of a pipe directory; nowhere when it can't be opened.
+    /// Opens the FIFO of a pipe directory; without it, records are discarded.
     pub(crate) fn of(pipe: &Path, source: Source) -> Self {
         let fifo = OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(pipe.join("log"));
         if let Ok(fifo) = &fifo {
-            // Only the opening must not wait for a reader.
+            // Only opening must not wait for a reader.
             let _as_it_is = nix::fcntl::fcntl(fifo, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty()));
         }
         Self { fifo: fifo.ok(), source }
@@ -68,21 +68,21 @@ impl Log {
         let mut record: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         record.extend((text.len() as u64).to_le_bytes());
         record.extend(text.as_bytes());
-        // A log that is gone is no reason to stop.
+        // A missing log is no reason to stop.
         let _lost = fifo.write_all(&record);
     }
 }
 
-/// Where lines go.
+/// The output of lines.
 #[derive(Debug)]
 pub(crate) enum Lines {
     /// All to standard output, in the foreground.
     Output,
-    /// To `control.log` and `server.log` of a directory; nowhere when it can't be written.
+    /// To `control.log` and `server.log` of a directory; discarded if they cannot be written.
     Directory(PathBuf),
 }
 
-/// Makes the FIFO and starts the thread that empties it.
+/// Creates the FIFO and starts the thread that reads it.
 pub(crate) fn open(pipe: &Path, lines: &Lines) -> io::Result<()> {
     let fifo = pipe.join("log");
     let mode = nix::sys::stat::Mode::from_bits_truncate(0o777);
@@ -91,7 +91,7 @@ pub(crate) fn open(pipe: &Path, lines: &Lines) -> io::Result<()> {
         Err(errno) => return Err(errno.into()),
     }
     std::fs::set_permissions(&fifo, std::os::unix::fs::PermissionsExt::from_mode(0o777))?;
-    // For both, so that it never sees the end of it.
+    // Opened for both, so that reading never ends.
     let mut from = OpenOptions::new().read(true).write(true).open(&fifo)?;
     let append = |dir: &Path, name: &str| OpenOptions::new().create(true).append(true).open(dir.join(name)).ok();
     let (mut control, mut server) = match lines {

@@ -1,5 +1,5 @@
-//! The programs of this crate without `gpush-sim`: called by the real names through links, or with the
-//! name, or `client`, as the first argument.
+//! The programs of this crate without `gpush-sim`: called through links with the real names, or with the name,
+//! or `client`, as the first argument.
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -11,10 +11,10 @@ use crate::place::Version;
 
 /// Lets clients of all users share one server of root.
 pub(crate) const MULTI_USER: &str = "-multiuser-server";
-/// The argument of the process behind `-d`.
+/// The argument of the background process of `-d`.
 pub(crate) const BEHIND: &str = "--behind";
 
-/// What the command line asks for.
+/// The action of a command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Foreground {
@@ -31,7 +31,7 @@ pub(crate) enum Action {
     Help,
     /// The help, as an error.
     Usage,
-    /// Another user than root asks for `-multiuser-server`.
+    /// Another user than root requests `-multiuser-server`.
     OnlyRoot,
 }
 
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_versions_look_at_exactly_one_argument() {
+    fn old_versions_parse_exactly_one_argument() {
         assert_eq!(Action::of_one(&["-f"]), Action::Foreground { multi_user: false });
         for words in [&["-f", MULTI_USER][..], &[MULTI_USER], &["-x"], &[]] {
             assert_eq!(Action::of_one(words), Action::FrontEnd, "{words:?}");

@@ -1,4 +1,4 @@
-//! Where a program runs: the simulated host that it lies in, if any, and what its environment says.
+//! The environment of a program: its simulated host, if any, and its environment variables.
 
 use std::path::{Path, PathBuf};
 
@@ -8,19 +8,19 @@ use silicon::{Host, HostError};
 
 use crate::fault::{self, FaultFile, Faults};
 
-/// Directory in which daemon and clients meet.
+/// The pipe directory of daemon and clients.
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// Directory of the logs.
 const LOG: &str = "CUDA_MPS_LOG_DIRECTORY";
-/// Says outside of a host which version the programs behave as.
+/// Sets the version of the programs outside a host.
 const VERSION: &str = "MPS_SIM_VERSION";
 
 /// A driver branch whose programs behave alike here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Version {
-    /// Does not know `get_server_status`, writes no pid file, and lets anybody set values.
+    /// Does not know `get_server_status`, writes no pid file, and lets any user set values.
     V535,
-    /// Knows it, writes one, and lets only root and its own user.
+    /// Knows it, writes one, and lets only root and its own user set values.
     V550,
     /// As 550. Parses several options, rejects unknown ones, and knows `-multiuser-server`.
     V555,
@@ -37,7 +37,7 @@ impl Version {
     }
 }
 
-/// Where a program runs.
+/// The environment of a program.
 #[derive(Debug)]
 pub(crate) struct Place {
     host: Option<Host>,
@@ -46,7 +46,7 @@ pub(crate) struct Place {
     pub(crate) faults: Faults,
 }
 
-/// A device as `ps` names it.
+/// A device in the output of `ps`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Device {
     pub(crate) mig: bool,
@@ -54,7 +54,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// From `GPU-…` or `MIG-…`; none of it from anything else.
+    /// Parses `GPU-…` or `MIG-…`; returns an empty device for other texts.
     pub(crate) fn of_uuid(text: &str) -> Self {
         let digits: Vec<u8> = text.get(4..).unwrap_or_default().bytes().filter(u8::is_ascii_hexdigit).collect();
         let mut uuid = [0; 16];
@@ -65,18 +65,18 @@ impl Device {
     }
 }
 
-/// A variable that is set to something.
+/// Returns a variable that is not empty.
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Directory in which daemon and clients meet, by the environment.
+/// Returns the pipe directory of the environment.
 pub(crate) fn pipe() -> PathBuf {
     variable(PIPE).unwrap_or_else(|| "/tmp/nvidia-mps".to_owned()).into()
 }
 
 impl Place {
-    /// Of a program that was called by this name. Called by a bare one it was found on the PATH.
+    /// Returns the place of a program that was called by this name. A bare name was found on the PATH.
     pub(crate) fn of(called: &Path) -> Self {
         let found = || {
             let name = called.file_name()?;
@@ -89,7 +89,7 @@ impl Place {
         Self::on(host)
     }
 
-    /// Of a program on the host that the environment names.
+    /// Returns the place of a program on the host that the environment names.
     pub(crate) fn of_environment() -> Self {
         Self::on(Host::from_environment().ok())
     }
@@ -113,23 +113,24 @@ impl Place {
         }
     }
 
-    /// Whether a user may do what root may: the daemon's own may.
+    /// Returns whether a user has root's rights: the daemon's own user has them.
     pub(crate) fn is_root(uid: u32) -> bool {
         uid == 0 || uid == nix::unistd::geteuid().as_raw()
     }
 
-    /// Whether the host that it ran on is gone: nothing may outlive it.
+    /// Returns whether its host is gone: no program may outlive it.
     pub(crate) fn is_gone(&self) -> bool {
         self.host.as_ref().is_some_and(|host| !host.dir().join("state").exists())
     }
 
-    /// Whether a server must end although its daemon did not end it: its simulated host is gone or, without a host, its
-    /// pipe directory. On a host it outlives the deletion of the directory, as NVIDIA's server does.
+    /// Returns whether a server must end although its daemon did not end it: its simulated host is gone or,
+    /// without a host, its pipe directory. On a host it outlives the deletion of the directory, as NVIDIA's
+    /// server does.
     pub(crate) fn is_abandoned(&self) -> bool {
         if self.host.is_some() { self.is_gone() } else { !self.pipe.exists() }
     }
 
-    /// The device that the environment makes visible: the first one named, by index, UUID or part of it.
+    /// Returns the visible device of the environment: the first one named, by index, UUID or part of it.
     pub(crate) fn device_name(&self) -> String {
         let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_else(|| "0".to_owned());
         let first = visible.split(',').next().unwrap_or_default().trim().to_owned();
@@ -138,7 +139,7 @@ impl Place {
         by_index().unwrap_or(first)
     }
 
-    /// Puts a process on a device, so that NVML lists it there until it ends. Says nothing outside of a host.
+    /// Registers a process on a device, so that NVML lists it there until it ends. Does nothing outside a host.
     pub(crate) fn occupy(&self, device: &str, kind: ProcessKind, memory_mib: u64) -> Result<(), HostError> {
         let Some(host) = &self.host else { return Ok(()) };
         let slots = host.hardware().slots.iter().zip(0..);
@@ -163,7 +164,7 @@ impl Place {
         host.show_open(gpu, std::process::id())
     }
 
-    /// How many processes of their own compute on a full device, MPS servers among them. None outside of a host.
+    /// Returns how many processes compute on a whole device, including MPS servers; 0 outside a host.
     pub(crate) fn computing(&self, device: &str) -> usize {
         let Some(host) = &self.host else { return 0 };
         let index = host.hardware().slots.iter().position(|slot| slot.identity.uuid == device);
@@ -173,7 +174,7 @@ impl Place {
     }
 }
 
-/// No more rights are taken away from what is made than by the modes given.
+/// Calls `make` with a umask of 0, so that new files get exactly the given modes.
 pub(crate) fn without_umask<T>(make: impl FnOnce() -> T) -> T {
     let before = nix::sys::stat::umask(Mode::empty());
     let made = make();
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_by_their_branch() {
+    fn versions_follow_their_branch() {
         for (text, version) in [
             ("535", Version::V535),
             ("535.309.01", Version::V535),
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_read_from_its_uuid() {
+    fn device_is_parsed_from_its_uuid() {
         let device = Device::of_uuid("MIG-01020304-0506-0708-090a-0b0c0d0e0f10");
         assert_eq!((device.mig, device.uuid[0], device.uuid[15]), (true, 1, 16));
         assert_eq!(Device::of_uuid("0"), Device::default());

@@ -1,16 +1,17 @@
-//! The server: serves the clients that the daemon hands it, and answers the daemon's questions about them.
+//! The server: it serves the clients that the daemon passes to it, and answers the daemon's queries about them.
 //!
-//! It works under the real control daemon as well, whose questions are the same (README.md). What goes
-//! between it and its clients is ours alone:
+//! It also works under the real control daemon, whose queries are the same (README.md). The protocol between it
+//! and its clients exists only here:
 //!
 //! ```text
-//! client ► its credentials and `percentage=25 memory=0=2G`     what its environment says
-//! server ► `server=PID percentage=25.0 device=GPU-… memory=2048`   what it gets; MiB, where there is a limit
+//! client ► its credentials and `percentage=25 memory=0=2G`     from its environment
+//! server ► `server=PID percentage=25.0 device=GPU-… memory=2048`   its settings; MiB, if there is a limit
 //! server ► `fault`                                             its context is lost
 //! ```
 //!
-//! It ends when the daemon told it to leave and it has no client, or on SIGINT. It outlives its daemon and the deletion
-//! of its pipe directory, but not its simulated host; without a host it ends with its pipe directory.
+//! It ends when the daemon has told it to end and it has no clients, or on SIGINT. It outlives its daemon and
+//! the deletion of its pipe directory, but not its simulated host; without a host it ends with its pipe
+//! directory.
 
 use std::{
     io,
@@ -32,7 +33,7 @@ use crate::{
     wire::{Kind, Peer, Socket},
 };
 
-/// Memory of a server itself, MiB.
+/// Memory of the server itself, MiB.
 const OWN_MEMORY: u64 = 30;
 
 #[derive(Debug)]
@@ -45,7 +46,7 @@ struct Client {
 #[derive(Debug, Default)]
 struct State {
     clients: Vec<Client>,
-    /// Those, and sockets whose client has not said who it is.
+    /// The clients, and sockets whose client has not identified itself.
     served: u32,
     numbers: u32,
     percentage: f64,
@@ -86,7 +87,7 @@ pub(crate) fn run(place: Place) -> anyhow::Result<ExitCode> {
     let server = Arc::new(Server { place, log, device, state: Mutex::new(state) });
     let watched = Arc::clone(&server);
     std::thread::spawn(move || watched.watch());
-    // Told to leave, or left behind by a daemon that died: either way its clients are served to the end.
+    // Told to end, or orphaned by its daemon: in both cases it serves its clients to the end.
     let _end = server.answer(&control);
     drop(control);
     loop {
@@ -99,13 +100,13 @@ impl Server {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers the daemon until it hangs up.
+    /// Answers the daemon until the connection closes.
     fn answer(self: &Arc<Self>, control: &Socket) -> io::Result<()> {
         loop {
             match control.receive_u32()? {
                 ask::CLIENT => {
                     if let Some(socket) = control.receive()?.socket {
-                        // Before the daemon says the next thing, which may be to leave.
+                        // Counted before the daemon's next request, which may be to end.
                         self.state().served += 1;
                         let server = Arc::clone(self);
                         std::thread::spawn(move || server.serve(socket));
@@ -153,7 +154,7 @@ impl Server {
         }
     }
 
-    /// Serves a client until it goes.
+    /// Serves a client until it disconnects.
     fn serve(&self, socket: Socket) {
         let served = || -> io::Result<()> {
             let socket = Arc::new(socket.ask_names()?);
@@ -180,7 +181,7 @@ impl Server {
                 memory.map_or_else(String::new, |bytes| format!(" memory={}", bytes >> 20))
             );
             let greeted = socket.send(answer.as_bytes());
-            // It says nothing more: what ends is the wait for its end.
+            // It sends nothing more; receiving only waits for its end.
             while greeted.is_ok() && socket.receive().is_ok() {}
             self.state().clients.retain(|one| !Arc::ptr_eq(&one.socket, &socket));
             self.log.say(&format!("Client {} disconnected", peer.pid));
@@ -193,7 +194,7 @@ impl Server {
         self.end_if_done();
     }
 
-    /// Ends a client's work; says whether there was any.
+    /// Ends a client's work. Returns whether there was any.
     fn terminate(&self, pid: u32) -> bool {
         let clients = &self.state().clients;
         let found = clients.iter().find(|one| one.peer.pid.cast_unsigned() == pid);
@@ -208,7 +209,7 @@ impl Server {
         }
     }
 
-    /// Looks after faults, and whether there is anything left to serve.
+    /// Watches for faults, and for the end of its work.
     fn watch(&self) {
         loop {
             if self.place.is_abandoned() {
@@ -222,7 +223,7 @@ impl Server {
         }
     }
 
-    /// A fatal exception: all clients lose their contexts, and the daemon hears of it.
+    /// Simulates a fatal exception: all clients lose their contexts, and the daemon is notified.
     fn fail(&self) {
         self.log.say("Fatal GPU exception");
         {

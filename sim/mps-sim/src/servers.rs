@@ -1,15 +1,16 @@
-//! The daemon's server, and those who wait for one.
+//! The daemon's server, and the clients that wait for one.
 //!
 //! ```text
 //!              ┌ started by a client or a command, for its uid
 //!              ▼
-//!        starting ──says 1──► ready ──somebody of another uid waits, or told──► leaving ──ends──► none
-//!           │ ends              │ clients of its uid are handed over             │
-//!           ▼                   ▼ reports 10: as told                            ▼
-//!     those who wait are hung up on                             the last who came to wait is served first
+//!        starting ──reports 1──► ready ──another uid waits, or a command──► leaving ──ends──► none
+//!           │ ends                 │ clients of its uid are passed to it                │
+//!           ▼                      ▼ reports 10: as after a command                     ▼
+//!     waiting clients are disconnected                          the last waiting client is served first
 //! ```
 //!
-//! One uid at a time, or with `-multiuser-server` all as uid 0. Asked something, a server that starts or leaves is busy, which only the log says.
+//! A server serves one uid at a time, or all as uid 0 with `-multiuser-server`. A query to a server that starts
+//! or ends gets "busy", which appears only in the log.
 
 use std::{
     io,
@@ -30,34 +31,34 @@ use crate::{
     wire::{Peer, Socket},
 };
 
-/// What the daemon asks of a server.
+/// Requests from the daemon to a server.
 pub(crate) mod ask {
-    /// Here comes a client: a socket follows.
+    /// A client follows, as a socket.
     pub(crate) const CLIENT: u32 = 2;
-    /// End, when the last client has gone. A 0 follows.
+    /// End when the last client has gone. A 0 follows.
     pub(crate) const LEAVE: u32 = 5;
-    /// How many clients, then the pid of each.
+    /// Number of clients, then the pid of each.
     pub(crate) const CLIENTS: u32 = 6;
     /// The active thread percentage, a double.
     pub(crate) const PERCENTAGE: u32 = 8;
-    /// Sets it; nothing comes back.
+    /// Sets it; without an answer.
     pub(crate) const SET_PERCENTAGE: u32 = 9;
     /// The limit of a device's pinned memory in bytes. The device follows.
     pub(crate) const MEMORY: u32 = 11;
-    /// Sets it. Device and bytes follow; nothing comes back.
+    /// Sets it. Device and bytes follow; without an answer.
     pub(crate) const SET_MEMORY: u32 = 12;
-    /// End a client's work. Its pid follows, a status comes back.
+    /// End a client's work. Its pid follows; the answer is a status.
     pub(crate) const TERMINATE: u32 = 13;
-    /// How many clients, then a row of `ps` for each; a 0 of the daemon's ends it.
+    /// Number of clients, then a row of `ps` for each; the daemon ends it with a 0.
     pub(crate) const PROCESSES: u32 = 14;
 }
 
-/// Devices that a server is told a limit for.
+/// Number of devices for which a server receives a limit.
 pub(crate) const DEVICES: u32 = 32;
 /// Bytes of a row of `ps`.
 pub(crate) const ROW: usize = 40;
 
-/// What the next server starts with.
+/// Settings of the next server.
 #[derive(Debug, Clone)]
 pub(crate) struct Defaults {
     pub(crate) percentage: f64,
@@ -69,7 +70,7 @@ pub(crate) struct Defaults {
 pub(crate) struct Server {
     pub(crate) uid: u32,
     child: Child,
-    /// Once it is ready, until it is told to leave.
+    /// Set once it is ready, until it is asked to end.
     socket: Option<Socket>,
     was_ready: bool,
     pub(crate) failed: bool,
@@ -84,7 +85,7 @@ impl Server {
         self.was_ready && !self.failed
     }
 
-    /// Asks it something, unless it is busy.
+    /// Sends it a request, unless it is busy.
     pub(crate) fn ask<T>(&self, log: &Log, ask: impl FnOnce(&Socket) -> io::Result<T>) -> Option<T> {
         match &self.socket {
             Some(socket) => ask(socket).ok(),
@@ -95,10 +96,10 @@ impl Server {
         }
     }
 
-    /// Tells it to end when its clients have.
+    /// Asks it to end after its clients.
     fn leave(&mut self) {
         if let Some(socket) = self.socket.take() {
-            // It may be dead already, which its end will say.
+            // It may already be dead, which the next check will notice.
             let _dead = socket.send(&ask::LEAVE.to_le_bytes()).and_then(|()| socket.send(&0_u32.to_le_bytes()));
         }
     }
@@ -108,18 +109,18 @@ impl Server {
     }
 }
 
-/// Somebody who waits for a server.
+/// A client or command that waits for a server.
 #[derive(Debug)]
 enum Waiting {
     Client {
         socket: Socket,
         peer: Peer,
     },
-    /// Only the server is wanted.
+    /// Waits only for the server.
     Start {
         uid: u32,
     },
-    /// The one that a fault rule makes up.
+    /// The client that a fault rule simulates.
     MadeUp {
         uid: u32,
     },
@@ -134,21 +135,21 @@ impl Waiting {
     }
 }
 
-/// The uid of a client that a fault rule makes up.
+/// The uid of the client that a fault rule simulates.
 const MADE_UP_UID: u32 = 65_533;
 
-/// Whose clients one server takes.
+/// The users whose clients one server accepts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Users {
-    /// Those of its own user.
+    /// One user.
     #[default]
     One,
-    /// Those of all users: `-multiuser-server`. The server runs as root.
+    /// All users: `-multiuser-server`. The server runs as root.
     Many,
 }
 
 impl Users {
-    /// The argument that says so, for the daemon and for its servers.
+    /// Returns its command-line argument for the daemon and its servers.
     pub(crate) fn argument(self) -> Option<&'static str> {
         match self {
             Self::One => None,
@@ -156,7 +157,7 @@ impl Users {
         }
     }
 
-    /// Returns the uid that a client counts as: the real daemon takes all for root's, and logs them so.
+    /// Returns the uid to which a client counts: the real daemon counts all as root's, also in its log.
     fn uid(self, uid: u32) -> u32 {
         match self {
             Self::One => uid,
@@ -183,12 +184,12 @@ impl Servers {
         self.now.as_ref()
     }
 
-    /// The one of this pid.
+    /// Returns the server with a pid.
     pub(crate) fn of(&self, pid: i64) -> Option<&Server> {
         self.now.as_ref().filter(|server| i64::from(server.pid()) == pid)
     }
 
-    /// A client came.
+    /// Handles a new client.
     pub(crate) fn client(&mut self, socket: Socket, peer: Peer, log: &Log) {
         let peer = Peer { uid: self.users.uid(peer.uid), ..peer };
         let there = self.now.as_ref().is_some_and(|now| now.uid == peer.uid && now.socket.is_some());
@@ -198,21 +199,21 @@ impl Servers {
         self.settle(log);
     }
 
-    /// A server is wanted for a user.
+    /// Starts a server for a user.
     pub(crate) fn start(&mut self, uid: u32, log: &Log) {
         let uid = self.users.uid(uid);
         self.waiting.push(Waiting::Start { uid });
         self.settle(log);
     }
 
-    /// A server says that it is ready, with its status, and hears the defaults.
+    /// Handles a server's report that it is ready, and sends the defaults.
     pub(crate) fn ready(&mut self, socket: Socket, peer: Peer, defaults: &Defaults, log: &Log) -> io::Result<()> {
         let Some(now) = self.now.as_mut().filter(|now| now.pid() == peer.pid) else {
             log.say(&format!("NEW SERVER {}: Ignoring connection from user", peer.pid));
             return Ok(());
         };
         log.say(&format!("NEW SERVER {}: Ready", peer.pid));
-        // As the real one does, this waits for the status for ever.
+        // Like the real one, this waits for the status without limit.
         socket.receive()?;
         socket.send(&defaults.percentage.to_le_bytes())?;
         socket.send(&u64::from(DEVICES).to_le_bytes())?;
@@ -226,7 +227,7 @@ impl Servers {
         Ok(())
     }
 
-    /// The server met a fatal exception.
+    /// Handles a server's fatal exception.
     pub(crate) fn failed(&mut self, peer: Peer, log: &Log) {
         if let Some(now) = self.now.as_mut().filter(|now| now.pid() == peer.pid) {
             log.say("Server encountered a fatal exception. Shutting down");
@@ -235,7 +236,7 @@ impl Servers {
         }
     }
 
-    /// Tells the server to end when its clients have; at once when forced.
+    /// Asks the server to end after its clients, or at once if forced.
     pub(crate) fn shutdown(&mut self, force: bool) {
         if let Some(now) = &mut self.now {
             now.leave();
@@ -245,26 +246,26 @@ impl Servers {
         }
     }
 
-    /// The daemon ends: nobody is served any more.
+    /// Ends all servers, because the daemon ends.
     pub(crate) fn end_all(&mut self) {
         self.waiting.clear();
         self.made_up = None;
         match &mut self.now {
-            // One that is not ready would never hear of it.
+            // A server that is not ready would not receive the request.
             Some(now) if now.socket.is_none() && !now.was_ready => now.interrupt(),
             Some(now) => now.leave(),
             None => {}
         }
     }
 
-    /// Ends the server without asking it.
+    /// Interrupts the server without a request.
     pub(crate) fn interrupt(&self) {
         if let Some(now) = &self.now {
             now.interrupt();
         }
     }
 
-    /// Looks whether the server has ended; gives its status then.
+    /// Checks whether the server has ended, and returns its status.
     pub(crate) fn reap(&mut self, log: &Log) -> Option<i32> {
         let now = self.now.as_mut()?;
         let status = now.child.try_wait().ok()??;
@@ -273,15 +274,15 @@ impl Servers {
         let (uid, was_ready) = (now.uid, now.was_ready);
         self.now = None;
         if !was_ready {
-            // Their cuInit says 805.
+            // Their cuInit returns 805.
             self.waiting.retain(|one| one.uid() != uid);
         }
         self.settle(log);
         Some(code)
     }
 
-    /// Goes on where something can: a server for the last who waits, those of its uid handed over, and
-    /// told to leave when somebody else waits.
+    /// Progresses where possible: starts a server for the last waiting client, passes clients of the server's
+    /// uid to it, and tells it to end if another user waits.
     fn settle(&mut self, log: &Log) {
         if self.now.is_none()
             && let Some(uid) = self.waiting.last().map(Waiting::uid)
@@ -304,7 +305,7 @@ impl Servers {
         for one in theirs {
             match one {
                 Waiting::Client { socket: client, .. } => {
-                    // Who has gone meanwhile needs no server.
+                    // A client that is gone needs no server.
                     let _gone = hand_over(socket, &client);
                 }
                 Waiting::Start { .. } => {}
@@ -322,7 +323,7 @@ impl Servers {
         }
     }
 
-    /// A client of another uid comes, by a fault rule.
+    /// Simulates a client of another uid, because of a fault rule.
     pub(crate) fn make_up(&mut self, rule: Rule, log: &Log) {
         self.made_up = Some((rule, None));
         self.waiting.push(Waiting::MadeUp { uid: self.users.uid(MADE_UP_UID) });
@@ -352,17 +353,17 @@ fn hand_over(server: &Socket, client: &Socket) -> io::Result<()> {
     drop(one);
     client.send_socket(&other)?;
     drop(other);
-    // A client that says nothing now holds up everybody, as with the real one.
+    // A client that sends nothing now blocks the daemon, as with the real one.
     client.receive().map(|_| ())
 }
 
-/// Starts a server through the PATH, as a user if we may.
+/// Starts a server found through the PATH, as a user if permitted.
 fn spawn(uid: u32, users: Users) -> io::Result<Child> {
     let mut command = Command::new(SERVER);
     command.args(users.argument());
     if nix::unistd::geteuid().is_root() && uid != 0 && uid != MADE_UP_UID {
         command.uid(uid);
     }
-    // With the daemon's own input, as the real one does: whoever holds a lock by it goes on to.
+    // With the daemon's own standard input, as the real one does: a lock on it stays held.
     command.spawn()
 }

@@ -1,9 +1,9 @@
-//! Packets between the daemon and all who speak to it: AF_UNIX, SEQPACKET, little-endian.
+//! Packets between the daemon and its peers: AF_UNIX, SEQPACKET, little-endian.
 //!
 //! ```text
 //! daemon ► OUTBHELL\0
-//!   peer ► OUTBCRED\0 + credentials, u32 kind      what it is
-//! server ► u32 status (room for a text after it)   then the daemon tells it the defaults
+//!   peer ► OUTBCRED\0 + credentials, u32 kind      its kind
+//! server ► u32 status (room for a text after it)   then the daemon sends the defaults
 //! client ◄ OUTBCUFD\0 + a socket to its server     the daemon waits for a frame, or the close, after it
 //! ```
 
@@ -22,16 +22,16 @@ use nix::{
     },
 };
 
-/// What the daemon says first.
+/// The daemon's greeting.
 pub(crate) const HELLO: &[u8] = b"OUTBHELL\0";
-/// What one of a version that nobody knows says first.
+/// The greeting of an unknown version.
 pub(crate) const FOREIGN_HELLO: &[u8] = b"OUTBHEL3\0\x03\0\0\0";
-/// What goes with credentials.
+/// Accompanies credentials.
 pub(crate) const CREDENTIALS: &[u8] = b"OUTBCRED\0";
-/// What goes with a socket.
+/// Accompanies a socket.
 pub(crate) const SOCKET: &[u8] = b"OUTBCUFD\0";
 
-/// What connects to the daemon.
+/// The kind of a peer of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A server that is ready.
@@ -64,7 +64,7 @@ impl Kind {
     }
 }
 
-/// Who is at the other end, by the kernel's word.
+/// The peer, identified by socket credentials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) pid: i32,
@@ -79,7 +79,7 @@ pub(crate) struct Packet {
     pub(crate) socket: Option<Socket>,
 }
 
-/// An end of a connection.
+/// One end of a connection.
 #[derive(Debug)]
 pub(crate) struct Socket(OwnedFd);
 
@@ -88,7 +88,7 @@ impl Socket {
         Ok(socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?)
     }
 
-    /// Listens at a path, in place of whoever did.
+    /// Listens at a path, and replaces an existing socket.
     pub(crate) fn listen(at: &Path) -> io::Result<Self> {
         let fd = Self::unconnected()?;
         match std::fs::remove_file(at) {
@@ -100,9 +100,9 @@ impl Socket {
         Ok(Self(fd))
     }
 
-    /// The next who connects.
+    /// Accepts the next connection.
     pub(crate) fn accept(&self) -> io::Result<Self> {
-        // In the clothes of a listener for streams, which only takes who comes.
+        // Uses the type of a stream listener, which only accepts.
         let listener = std::os::unix::net::UnixListener::from(self.0.try_clone()?);
         Self::with_names(listener.accept()?.0.into())
     }
@@ -112,13 +112,13 @@ impl Socket {
         Ok(Self(fd))
     }
 
-    /// Two ends.
+    /// Returns two connected ends.
     pub(crate) fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = socket::socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
         Ok((Self(one), Self(other)))
     }
 
-    /// Connects, is greeted, and says what it is.
+    /// Connects, waits for the greeting, and sends its kind.
     pub(crate) fn introduced(at: &Path, kind: Kind) -> io::Result<Self> {
         let fd = Self::unconnected()?;
         socket::connect(fd.as_raw_fd(), &UnixAddr::new(at)?)?;
@@ -135,12 +135,12 @@ impl Socket {
         self.send_with(bytes, &[])
     }
 
-    /// With our credentials.
+    /// Sends with credentials.
     pub(crate) fn send_named(&self, bytes: &[u8]) -> io::Result<()> {
         self.send_with(bytes, &[ControlMessage::ScmCredentials(&UnixCredentials::new())])
     }
 
-    /// With a socket, which the other one then has too.
+    /// Sends a socket, which the peer then has too.
     pub(crate) fn send_socket(&self, other: &Self) -> io::Result<()> {
         self.send_with(SOCKET, &[ControlMessage::ScmRights(&[other.0.as_raw_fd()])])
     }
@@ -151,7 +151,7 @@ impl Socket {
         Ok(())
     }
 
-    /// The next packet, waiting for it; an error when the other end is closed.
+    /// Waits for the next packet; an error if the other end is closed.
     pub(crate) fn receive(&self) -> io::Result<Packet> {
         let mut bytes = vec![0; 64 << 10];
         let (length, from, socket) = loop {
@@ -179,7 +179,7 @@ impl Socket {
                 ControlMessageOwned::ScmCredentials(who) => from = Some(Peer { pid: who.pid(), uid: who.uid() }),
                 ControlMessageOwned::ScmRights(fds) => {
                     for fd in fds {
-                        // SAFETY: the kernel has just made it for us, and nobody else has it.
+                        // SAFETY: the kernel has just created it for this process, and no other code has it.
                         got = Some(Self(unsafe { OwnedFd::from_raw_fd(fd) }));
                     }
                 }
@@ -189,19 +189,19 @@ impl Socket {
         Ok((message.bytes, from, got))
     }
 
-    /// The next packet, which must be a number.
+    /// Receives a packet that must be a number.
     pub(crate) fn receive_u32(&self) -> io::Result<u32> {
         Ok(u32::from_le_bytes(self.receive_array()?))
     }
 
-    /// The next packet's first bytes.
+    /// Receives a packet and returns its first bytes.
     pub(crate) fn receive_array<const N: usize>(&self) -> io::Result<[u8; N]> {
         let packet = self.receive()?;
         let first = packet.bytes.first_chunk().copied();
         first.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a packet is too short"))
     }
 
-    /// From now on its peer's name comes with each packet.
+    /// Makes the kernel attach the peer's credentials to each packet.
     pub(crate) fn ask_names(self) -> io::Result<Self> {
         Self::with_names(self.0)
     }

@@ -1,15 +1,15 @@
-//! A client that computes, as far as a host without a GPU can show it: it says what `tests/gpu/client.py` says on
-//! a real one, so that the checks of `tests/gpu` are themselves checked where there is none.
+//! A simulated computing client for hosts without a GPU: it prints what `tests/gpu/client.py` prints on a real
+//! one, so that the checks of `tests/gpu` can be tested without a GPU.
 //!
-//! Nothing is computed. How fast it is follows from a model as plain as can be, on an idle device and without noise:
+//! It computes nothing. Its speed follows a simple model of an idle device without noise:
 //!
 //! | | with MPS | without |
 //! |---|---|---|
-//! | large kernels | in proportion to the percentage | in turns: a part for each process there |
-//! | small kernels | each as if it were alone: they fit beside each other | in turns |
+//! | large kernels | in proportion to the percentage | time-sliced: an equal part for each process |
+//! | small kernels | each at full speed: they fit together | time-sliced |
 //!
-//! What it allocates beyond its memory limit is refused, as out of memory. The device has [`MULTIPROCESSORS`], of
-//! which a client sees its percentage.
+//! Allocations beyond its memory limit fail as out of memory. The device has [`MULTIPROCESSORS`], and a client
+//! sees its percentage of them.
 
 use std::{
     io,
@@ -34,30 +34,30 @@ use crate::{
 /// Multiprocessors of the device.
 const MULTIPROCESSORS: u32 = 100;
 
-/// Iterations a second of a process that has all of the device: large kernels, small ones.
+/// Iterations a second of a process that has the whole device: large kernels, small ones.
 const LARGE: f64 = 1000.0;
 const SMALL: f64 = 100.0;
 
-/// How often it says how far it is. A real one does so twice a second; here nobody has to wait that long.
+/// Interval of progress lines. A real client prints them twice a second; tests need not wait that long.
 const TELLS: Duration = Duration::from_millis(50);
 
-/// Memory of a process's own, MiB, besides what it allocates.
+/// Memory of a process, MiB, besides its allocations.
 const OWN_MEMORY: u64 = 512;
 
-/// What is to be computed.
+/// The work of a client.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Work {
-    /// For how long; until SIGTERM without it.
+    /// Its duration; until SIGTERM if `None`.
     pub seconds: Option<f64>,
-    /// MiB of device memory that are allocated before.
+    /// MiB of device memory to allocate first.
     pub allocate: u64,
-    /// Kernels that fill little of the device.
+    /// Use kernels that occupy little of the device.
     pub small: bool,
-    /// It begins with a line on standard input.
+    /// Begin after a line on standard input.
     pub wait: bool,
 }
 
-/// What a client is given: of the server, or of a device that it has without one.
+/// Resources of a client, from the server or from a device without one.
 #[derive(Debug, Clone, Copy)]
 struct Given {
     mps: bool,
@@ -66,14 +66,14 @@ struct Given {
 }
 
 impl Given {
-    /// By the server's first words.
+    /// Parses the server's first message.
     fn of(words: &str) -> Self {
         let word = |name: &str| words.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         let percentage = word("percentage").and_then(|text| text.parse().ok()).unwrap_or(100.0);
         Self { mps: true, percentage, limit_mib: word("memory").and_then(|text| text.parse().ok()) }
     }
 
-    /// Iterations a second beside so many other processes that take turns.
+    /// Returns the iterations a second next to `others` other time-sliced processes.
     fn speed(self, small: bool, others: usize) -> f64 {
         match (self.mps, small) {
             (true, true) => SMALL,
@@ -84,7 +84,7 @@ impl Given {
     }
 }
 
-/// Computes until its time is over, or SIGTERM.
+/// Computes until the duration is over, or SIGTERM.
 #[must_use]
 pub fn main(work: Work) -> ExitCode {
     match run(work) {
@@ -150,7 +150,7 @@ fn run(work: Work) -> Result<(), String> {
     Ok(())
 }
 
-/// Tells when the first line has come on standard input, or that none can.
+/// Returns a channel that reports the first line on standard input, or its end.
 fn first_line() -> mpsc::Receiver<()> {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {
@@ -160,7 +160,7 @@ fn first_line() -> mpsc::Receiver<()> {
     told
 }
 
-/// Iterations in a time.
+/// Returns the iterations in a duration.
 fn iterations(time: Duration, speed: f64) -> u64 {
     whole(time.as_secs_f64() * speed)
 }
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_speed_is_as_the_model_has_it() {
+    fn speed_follows_the_model() {
         let with = Given::of("server=7 percentage=25.0 device=GPU-1 memory=2048");
         assert_eq!((with.limit_mib, with.speed(false, 3), with.speed(true, 3)), (Some(2048), 250.0, 100.0));
         let without = Given { mps: false, percentage: 100.0, limit_mib: None };

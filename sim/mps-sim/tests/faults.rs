@@ -1,4 +1,4 @@
-//! Each fault, as gpush's protocol crate meets it, and that all is well when it is cleared.
+//! Each fault, as gpush's protocol crate sees it, and that everything works after it is cleared.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
 use std::{
@@ -103,7 +103,7 @@ async fn silent_at(daemon: &Daemon) -> Stage {
 }
 
 #[tokio::test]
-async fn silent_hello_so_often_as_it_says() {
+async fn silent_hello_fires_the_given_times() {
     let daemon = Daemon::start().await;
     daemon.fault(Kind::SilentHello, Some(2));
     for _ in 0..2 {
@@ -149,7 +149,7 @@ async fn busy_ui() {
     let daemon = Daemon::start().await;
     daemon.fault(Kind::BusyUi, None);
     let busy = daemon.control.default_percentage(SHORT).await.unwrap_err();
-    // The deadline may come in the middle of one more try.
+    // The deadline may expire during another attempt.
     let told = matches!(busy, ControlError::Busy | ControlError::Session(SessionError::Silent { .. }));
     assert!(told, "{busy:?}");
     daemon.is_well().await;
@@ -165,13 +165,13 @@ async fn empty_reply() {
 }
 
 #[tokio::test]
-async fn unread_pipe_and_hung_daemon_stop_it_at_different_places() {
+async fn unread_pipe_and_hung_daemon_block_at_different_stages() {
     let daemon = Daemon::start().await;
     daemon.fault(Kind::UnreadPipe, None);
     assert_eq!(silent_at(&daemon).await, Stage::Answer);
     daemon.is_well().await;
     daemon.fault(Kind::HungDaemon, None);
-    // It may be about to wait when the rule comes.
+    // It may be about to wait when the rule is added.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(silent_at(&daemon).await, Stage::Hello);
     assert_eq!(lock::holder(&daemon.pipe()).unwrap(), Some(daemon.child.id().cast_signed()));
@@ -224,7 +224,7 @@ async fn orphan_server() {
 }
 
 #[tokio::test]
-async fn second_uid_takes_the_place_of_a_server_without_clients_until_it_leaves() {
+async fn second_uid_replaces_a_server_without_clients() {
     let daemon = Daemon::start().await;
     let server = daemon.server().await;
     until(async || daemon.control.percentage(server, LONG).await.ok()).await;
@@ -263,7 +263,7 @@ async fn slow_quit_and_slow_start() {
 }
 
 #[tokio::test]
-async fn a_fault_is_aimed_by_a_part_of_the_directory() {
+async fn fault_is_targeted_by_part_of_the_directory() {
     let (one, other) = (Daemon::start().await, Daemon::start().await);
     let part = one.dir.path().file_name().unwrap().to_str().unwrap().to_owned();
     for daemon in [&one, &other] {
@@ -274,7 +274,7 @@ async fn a_fault_is_aimed_by_a_part_of_the_directory() {
 }
 
 #[tokio::test]
-async fn a_file_with_a_typo_ends_the_daemon() {
+async fn invalid_fault_file_ends_the_daemon() {
     let mut daemon = Daemon::start().await;
     std::fs::write(daemon.dir.path().join("faults.toml"), "[[fault]]\nkind = \"buzy-ui\"\n").unwrap();
     assert_eq!(daemon.child.wait().unwrap().code(), Some(70));

@@ -1,9 +1,8 @@
-//! The caller's memory, and the handles that callers hold.
+//! The caller's memory and handles.
 //!
-//! Every pointer that a client passes arrives as a [`Ptr`], so that a NULL is always
-//! `INVALID_ARGUMENT`, a short text buffer always `INSUFFICIENT_SIZE`, and unaligned structs do
-//! no harm. Nothing in this crate makes a `Ptr` of its own: they exist only as arguments of C
-//! functions, whose callers vouch for what they point at.
+//! Every pointer from a client arrives as a [`Ptr`], so that NULL always returns `INVALID_ARGUMENT`, a short
+//! text buffer always `INSUFFICIENT_SIZE`, and unaligned structs do no harm. This crate never creates a `Ptr`
+//! itself: they exist only as arguments of C functions, whose callers guarantee that they are valid.
 
 #![allow(unsafe_code)] // the C ABI hands us raw pointers: this module is where they are followed
 
@@ -12,7 +11,7 @@ use std::ffi::{CStr, c_char};
 use silicon::Return;
 use silicon::machine::Handle;
 
-/// What the body of a C function gives back.
+/// The result of a C function's body.
 pub(crate) type Outcome<T = ()> = Result<T, Return>;
 
 /// A pointer argument of a C function.
@@ -32,7 +31,7 @@ impl<T> Ptr<T> {
         self.0.is_null()
     }
 
-    /// The same place, as the struct that the caller's version word names.
+    /// Returns the same place as the struct that the caller's version word names.
     pub(crate) fn cast<U>(self) -> Ptr<U> {
         Ptr(self.0.cast())
     }
@@ -41,7 +40,7 @@ impl<T> Ptr<T> {
         if self.0.is_null() { Err(Return::InvalidArgument) } else { Ok(self.0) }
     }
 
-    /// Fails when the caller passed NULL: for checks before anything is changed.
+    /// Fails if the caller passed NULL: for checks before any change.
     pub(crate) fn required(self) -> Outcome {
         self.not_null().map(|_| ())
     }
@@ -49,7 +48,7 @@ impl<T> Ptr<T> {
     /// Writes one value.
     pub(crate) fn put(self, value: T) -> Outcome {
         let to = self.not_null()?;
-        // SAFETY: not NULL, and the caller of the C function vouches that it is a T's place.
+        // SAFETY: not NULL, and the caller of the C function guarantees that it is a T's place.
         unsafe { to.write_unaligned(value) };
         Ok(())
     }
@@ -60,18 +59,18 @@ impl<T> Ptr<T> {
         T: Copy,
     {
         let from = self.not_null()?;
-        // SAFETY: not NULL, and the caller of the C function vouches that a T is there.
+        // SAFETY: not NULL, and the caller of the C function guarantees that a T is there.
         Ok(unsafe { from.read_unaligned() })
     }
 
-    /// The place of the entry at an index of a caller's array that is known to be long enough.
+    /// Returns the place of an entry in a caller's array that is known to be long enough.
     pub(crate) fn at(self, index: usize) -> Outcome<Ptr<T>> {
         let first = self.not_null()?;
-        // SAFETY: within the array that the caller vouches for.
+        // SAFETY: within the array that the caller guarantees.
         Ok(Ptr(unsafe { first.add(index) }))
     }
 
-    /// Writes values one after another into an array that is known to be long enough.
+    /// Writes values in sequence into an array that is known to be long enough.
     pub(crate) fn put_all(self, values: Vec<T>) -> Outcome {
         self.required()?;
         for (index, value) in values.into_iter().enumerate() {
@@ -80,9 +79,9 @@ impl<T> Ptr<T> {
         Ok(())
     }
 
-    /// Fills a list under NVML's rule for those of unknown length: `count` is its capacity on
-    /// entry and the number of entries on return; a capacity too small, as the 0 that asks for
-    /// the number, is `INSUFFICIENT_SIZE`.
+    /// Fills a list by NVML's rule for lists of unknown length: `count` is its capacity on entry and the number
+    /// of entries on return. A capacity that is too small, such as 0 to query the number, returns
+    /// `INSUFFICIENT_SIZE`.
     pub(crate) fn put_list(self, count: Ptr<u32>, values: Vec<T>) -> Outcome {
         let capacity = count.get()? as usize;
         count.put(u32::try_from(values.len()).map_err(|_| Return::Unknown)?)?;
@@ -101,7 +100,7 @@ impl Ptr<c_char> {
         if text.len() >= length as usize {
             return Err(Return::InsufficientSize);
         }
-        // SAFETY: the caller vouches for `length` bytes, and text and terminator fit in them.
+        // SAFETY: the caller guarantees `length` bytes, and text and terminator fit in them.
         unsafe {
             to.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len());
             to.add(text.len()).write(0);
@@ -109,40 +108,40 @@ impl Ptr<c_char> {
         Ok(())
     }
 
-    /// A text of the caller's; `INVALID_ARGUMENT` when it is not UTF-8: no name of ours is.
+    /// Reads a text from the caller; `INVALID_ARGUMENT` if it is not UTF-8, because no name is.
     pub(crate) fn text(self) -> Outcome<String> {
         let from = self.not_null()?;
-        // SAFETY: the caller vouches for a terminated string that lives through the call.
+        // SAFETY: the caller guarantees a terminated string that lives through the call.
         let text = unsafe { CStr::from_ptr(from) };
         text.to_str().map(str::to_owned).map_err(|_| Return::InvalidArgument)
     }
 }
 
-/// A handle argument: `nvmlDevice_t`, `nvmlGpuInstance_t` or `nvmlComputeInstance_t`. A pointer
-/// to C, in truth the packed [`Handle`], so nothing of ours is ever reached through it.
+/// A handle argument: `nvmlDevice_t`, `nvmlGpuInstance_t` or `nvmlComputeInstance_t`. In C it is a pointer, but
+/// it contains a packed [`Handle`] and is never dereferenced.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Opaque(usize);
 
 impl Opaque {
-    /// What it is a handle of; `INVALID_ARGUMENT` for NULL and for pointers of the caller's own.
+    /// Returns its handle; `INVALID_ARGUMENT` for NULL and for other pointers of the caller.
     pub(crate) fn open(self) -> Outcome<Handle> {
         Handle::unpack(self.0 as u64).ok_or(Return::InvalidArgument)
     }
 
-    /// A handle to give out.
+    /// Packs a handle for the caller.
     pub(crate) fn of(handle: Handle) -> Self {
         #[allow(clippy::cast_possible_truncation)] // 64-bit hosts only, as NVIDIA's own driver
         Self(handle.pack() as usize)
     }
 
-    /// As the pointer type of a struct's field.
+    /// Returns it as the pointer type of a struct's field.
     pub(crate) fn pointer<T>(self) -> *mut T {
         std::ptr::without_provenance_mut(self.0)
     }
 }
 
-/// A fixed-size text field of a struct: cut to fit, terminated.
+/// Returns a fixed-size text field of a struct: cut to fit, terminated.
 pub(crate) fn text_field<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];
     for (slot, byte) in field.iter_mut().take(N - 1).zip(text.bytes()) {
@@ -151,7 +150,7 @@ pub(crate) fn text_field<const N: usize>(text: &str) -> [c_char; N] {
     field
 }
 
-/// The version word of a struct: its size, and its version in the top byte.
+/// Returns the version word of a struct: its size, and its version in the top byte.
 pub(crate) const fn version_word<T>(version: u32) -> u32 {
     #[allow(clippy::cast_possible_truncation)] // structs of some hundred bytes
     let size = size_of::<T>() as u32;

@@ -16,7 +16,7 @@ const CAPABILITY_GFX: u32 = 1;
 /// `NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED`: the only engine profile that there is.
 const ENGINES_SHARED: u32 = 0;
 
-/// What `nvmlComputeInstanceGetInfo` filled before R455: no placement yet.
+/// The output of `nvmlComputeInstanceGetInfo` before R455, without a placement.
 #[repr(C)]
 pub(crate) struct ComputeInstanceInfoV1 {
     device: *mut std::ffi::c_void,
@@ -45,7 +45,7 @@ exports! {
         })
     }
 
-    /// A profile by its enum index, with its name and, from version 3, what else it can do.
+    /// A profile by its enum index, with its name and, from version 3, its capabilities.
     fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
         instance: Opaque, index: u32, engines: u32, info: Ptr<nvmlComputeInstanceProfileInfo_v2_t>,
     ) |call| {
@@ -103,7 +103,7 @@ exports! {
         put_placements(placements, count, found)
     }
 
-    /// How many more compute instances of a profile fit now.
+    /// Number of further compute instances of a profile that fit now.
     fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance: Opaque, profile: u32, count: Ptr<u32>) |call| {
         count.put(call.gpu_instance(instance, |m, handle| {
             let part = m.part(handle.gpu)?;
@@ -113,7 +113,7 @@ exports! {
         })?)
     }
 
-    /// Creates a compute instance where the driver likes.
+    /// Creates a compute instance at a placement that the driver chooses.
     fn nvmlGpuInstanceCreateComputeInstance(instance: Opaque, profile: u32, made: Ptr<Opaque>) |call| {
         made.required()?;
         let change = Change::create_compute_instance(profile, None);
@@ -134,12 +134,12 @@ exports! {
         made.put(Opaque::of(Handle::ComputeInstance(handle)))
     }
 
-    /// Destroys a compute instance that holds no process.
+    /// Destroys a compute instance without processes.
     fn nvmlComputeInstanceDestroy(instance: Opaque) |call| {
         call.change_compute_instance(instance, &Change::NONE, Machine::destroy_compute_instance)
     }
 
-    /// Compute instances of a profile, by id. The caller has room for as many as it allows.
+    /// Compute instances of a profile, by id. The caller's array must hold the maximum of the profile.
     fn nvmlGpuInstanceGetComputeInstances(instance: Opaque, profile: u32, instances: Ptr<Opaque>, count: Ptr<u32>) |call| {
         instances.required()?;
         count.required()?;
@@ -161,7 +161,7 @@ exports! {
         found.put(Opaque::of(Handle::ComputeInstance(handle)))
     }
 
-    /// What a compute instance is; the struct of old, without a placement.
+    /// Properties of a compute instance, in the old struct without a placement.
     fn nvmlComputeInstanceGetInfo(instance: Opaque, info: Ptr<ComputeInstanceInfoV1>) |call| {
         let found = call.compute_instance(instance, describe)?;
         info.put(ComputeInstanceInfoV1 {
@@ -172,7 +172,7 @@ exports! {
         })
     }
 
-    /// What and where a compute instance is, and the MIG device that it is.
+    /// Properties and placement of a compute instance, and its MIG device.
     fn nvmlComputeInstanceGetInfo_v2(instance: Opaque, info: Ptr<nvmlComputeInstanceInfo_t>) |call| {
         info.put(call.compute_instance(instance, describe)?)
     }
@@ -190,7 +190,7 @@ fn describe(m: &Machine, handle: ComputeInstanceHandle) -> Outcome<nvmlComputeIn
     })
 }
 
-/// A profile as all generations of the call report it.
+/// A profile for all generations of the call.
 struct Row {
     name: String,
     id: u32,

@@ -1,13 +1,13 @@
-//! What happens around every call: one way in, one way out.
+//! The frame around every call.
 //!
 //! ```text
 //!  C caller ─▶ run: panics caught (999), session open? (1) ─▶ Call::…: handle ours? (2)
 //!               ─▶ fault rules before ─▶ read the state, or change it under its lock ─▶ trace ─▶ fault rules after
 //! ```
 //!
-//! A panic must never reach a client, so [`exports!`] is the only way in which this crate makes a
-//! C function that can do anything. A function's body gets a [`Call`] and reaches the simulated
-//! host through it alone; so fault rules see every call, and the trace every change.
+//! A panic must never reach a client, so [`exports!`] is the only way for this crate to define a C function
+//! with a body. The body gets a [`Call`] and reaches the simulated host only through it; so fault rules see
+//! every call, and the trace every change.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ use silicon::{Machine, Return};
 use crate::caller::{Opaque, Outcome};
 use crate::session::{self, Session};
 
-/// Makes exported C functions out of bodies that return an [`Outcome`].
+/// Defines exported C functions from bodies that return an [`Outcome`].
 macro_rules! exports {
     ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) |$call:ident| $body:block)*) => {$(
         $(#[$doc])*
@@ -31,16 +31,16 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
-/// Runs the body of a function that needs a session. Without one it is not even looked at: a
-/// call before `nvmlInit` is `UNINITIALIZED`, whatever its arguments.
+/// Runs the body of a function that needs a session. Without one the body does not run: a call before
+/// `nvmlInit` returns `UNINITIALIZED`, whatever its arguments.
 pub(crate) fn run(function: &'static str, body: impl FnOnce(&Call) -> Outcome) -> u32 {
     guard(|| body(&Call { function, session: session::current()? }))
 }
 
-/// Runs a body and turns what comes of it into a return code.
+/// Runs a body and converts its result to a return code.
 pub(crate) fn guard(body: impl FnOnce() -> Outcome) -> u32 {
     static QUIET: Once = Once::new();
-    // The hook is of this library's own copy of the standard library, not the client's.
+    // The hook belongs to this library's own copy of the standard library, not to the client's.
     QUIET.call_once(|| std::panic::set_hook(Box::new(|_| {})));
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Return::Success.code(),
@@ -49,7 +49,7 @@ pub(crate) fn guard(body: impl FnOnce() -> Outcome) -> u32 {
     }
 }
 
-/// A device as functions see it: a whole GPU by index, or a MIG device.
+/// A device: a whole GPU by index, or a MIG device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Device {
     Gpu(u32),
@@ -57,7 +57,7 @@ pub(crate) enum Device {
 }
 
 impl Device {
-    /// Index of the GPU that it is, or is on.
+    /// Returns the index of its GPU.
     pub(crate) fn gpu(self) -> u32 {
         match self {
             Device::Gpu(index) => index,
@@ -66,11 +66,11 @@ impl Device {
     }
 }
 
-/// Arguments of a call that changes something, for the trace.
+/// Arguments of a changing call, for the trace.
 pub(crate) struct Change(String);
 
 impl Change {
-    /// A change without arguments beyond the handle.
+    /// A change without arguments except the handle.
     pub(crate) const NONE: Change = Change(String::new());
 
     pub(crate) fn create_gpu_instance(profile: u32, placement: Option<Placement>) -> Self {
@@ -81,7 +81,7 @@ impl Change {
         Self(created(profile, placement))
     }
 
-    /// A setting.
+    /// A change to a setting.
     pub(crate) fn value(value: u32) -> Self {
         Self(format!("value={value}"))
     }
@@ -94,7 +94,7 @@ fn created(profile: u32, placement: Option<Placement>) -> String {
     }
 }
 
-/// What a call is about, for fault rules and trace.
+/// The objects of a call, for fault rules and trace.
 #[derive(Clone, Copy)]
 struct About {
     gpu: Option<u32>,
@@ -126,14 +126,14 @@ impl fmt::Display for About {
     }
 }
 
-/// A call under way.
+/// A call in progress.
 pub(crate) struct Call {
     function: &'static str,
     session: Arc<Session>,
 }
 
 impl Call {
-    /// The session that the call is in, for what outlasts a reading.
+    /// Returns the session of the call, for data that outlasts a reading.
     pub(crate) fn session(&self) -> &Session {
         &self.session
     }
@@ -159,8 +159,8 @@ impl Call {
         outcome
     }
 
-    /// Changes the state. Only root may, or who owns the simulated host; the activation status
-    /// that a fault rule wants is for the body to act on.
+    /// Changes the state. Only root and the owner of the simulated host may do so; the body handles the
+    /// activation status of a fault rule.
     fn change<T>(
         &self,
         about: About,
@@ -181,23 +181,23 @@ impl Call {
         outcome
     }
 
-    /// A call about no GPU.
+    /// Handles a call that concerns no GPU.
     pub(crate) fn host<T>(&self, body: impl FnOnce(&Machine) -> Outcome<T>) -> Outcome<T> {
         self.read(About::HOST, body)
     }
 
-    /// A call about the GPU at an index.
+    /// Handles a call about the GPU at an index.
     pub(crate) fn at<T>(&self, index: u32, body: impl FnOnce(&Machine) -> Outcome<T>) -> Outcome<T> {
         self.read(About { gpu: Some(index), ..About::HOST }, body)
     }
 
-    /// A call about a GPU or a MIG device.
+    /// Handles a call about a GPU or a MIG device.
     pub(crate) fn device<T>(&self, device: Opaque, body: impl FnOnce(&Machine, Device) -> Outcome<T>) -> Outcome<T> {
         let handle = device.open()?;
         self.read(About::of(handle), |machine| body(machine, resolve_device(machine, handle)?))
     }
 
-    /// A reading that a whole GPU has, and a MIG device has not.
+    /// Handles a reading that only a whole GPU has, not a MIG device.
     pub(crate) fn gpu<T>(&self, device: Opaque, body: impl FnOnce(&Machine, u32) -> Outcome<T>) -> Outcome<T> {
         self.device(device, |machine, at| match at {
             Device::Gpu(index) => body(machine, index),
@@ -205,7 +205,7 @@ impl Call {
         })
     }
 
-    /// A call that makes sense of a whole GPU only.
+    /// Handles a call that is only valid for a whole GPU.
     pub(crate) fn parent<T>(&self, device: Opaque, body: impl FnOnce(&Machine, u32) -> Outcome<T>) -> Outcome<T> {
         self.device(device, |machine, at| match at {
             Device::Gpu(index) => body(machine, index),
@@ -213,7 +213,7 @@ impl Call {
         })
     }
 
-    /// A call that makes sense of a MIG device only.
+    /// Handles a call that is only valid for a MIG device.
     pub(crate) fn mig_device<T>(
         &self,
         device: Opaque,
@@ -225,7 +225,7 @@ impl Call {
         })
     }
 
-    /// A call about a GPU instance.
+    /// Handles a call about a GPU instance.
     pub(crate) fn gpu_instance<T>(
         &self,
         instance: Opaque,
@@ -238,7 +238,7 @@ impl Call {
         })
     }
 
-    /// A call about a compute instance.
+    /// Handles a call about a compute instance.
     pub(crate) fn compute_instance<T>(
         &self,
         instance: Opaque,
@@ -248,7 +248,7 @@ impl Call {
         self.read(about, |machine| body(machine, handle))
     }
 
-    /// A change of a whole GPU.
+    /// Handles a change of a whole GPU.
     pub(crate) fn change_parent<T>(
         &self,
         device: Opaque,
@@ -258,7 +258,7 @@ impl Call {
         self.change_gpu(device, what, |machine, gpu, _| body(machine, gpu))
     }
 
-    /// Switches MIG mode; gives the activation status.
+    /// Switches MIG mode and returns the activation status.
     pub(crate) fn set_mig_mode(&self, device: Opaque, enable: bool) -> Outcome<Return> {
         self.change_gpu(device, &Change::value(u32::from(enable)), |machine, gpu, status| match status {
             Some(status) => machine.set_mig_mode_pending(gpu, enable).map(|()| status),
@@ -279,7 +279,7 @@ impl Call {
         })
     }
 
-    /// A change of a GPU instance, or in it.
+    /// Handles a change of a GPU instance, or in it.
     pub(crate) fn change_gpu_instance<T>(
         &self,
         instance: Opaque,
@@ -290,7 +290,7 @@ impl Call {
         self.change(about, what, |machine, _| body(machine, handle))
     }
 
-    /// A change of a compute instance.
+    /// Handles a change of a compute instance.
     pub(crate) fn change_compute_instance<T>(
         &self,
         instance: Opaque,
@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_an_unknown_error() {
+    fn panic_becomes_unknown_error() {
         assert_eq!(guard(|| panic!("of a bug")), 999);
         assert_eq!(guard(|| Err(Return::InUse)), 19);
         assert_eq!(guard(|| Ok(())), 0);

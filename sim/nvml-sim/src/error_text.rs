@@ -1,8 +1,8 @@
-//! `nvmlErrorString`: return codes in the words of the 550 driver.
+//! `nvmlErrorString`: the texts of return codes in the 550 driver.
 
 use std::ffi::CStr;
 
-/// Text of a return code; any number that is none is `Unknown Error`.
+/// Returns the text of a return code; `Unknown Error` for other numbers.
 pub(crate) fn of(code: u32) -> &'static CStr {
     match code {
         0 => c"Success",

@@ -1,8 +1,8 @@
 //! Event sets: Xid errors and MIG configuration changes.
 //!
-//! Each set has its own cursor in the host's queue, so every listener sees every event once, and
-//! none from before it registered. Events are registered on a whole GPU and name the instances.
-//! Waiting takes no thread and holds no lock.
+//! Each set has its own cursor in the host's queue, so every listener sees every event once, and none from
+//! before its registration. Events are registered on a whole GPU and name the instances. Waiting uses no thread
+//! and holds no lock.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,12 +17,12 @@ use crate::entry::exports;
 
 /// Events that simulated GPUs report.
 const SUPPORTED: u64 = XID_CRITICAL_ERROR | MIG_CONFIG_CHANGE;
-/// Instance id of an event that concerns none.
+/// Instance id of an event without an instance.
 const NO_INSTANCE: u32 = u32::MAX;
-/// How often a waiting call looks whether another thread has ended its set.
+/// Interval at which a waiting call checks whether another thread has ended its set.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// What `nvmlEventSetWait` filled before MIG: no instance ids.
+/// The output of `nvmlEventSetWait` before MIG: no instance ids.
 #[repr(C)]
 pub(crate) struct EventDataV1 {
     device: *mut std::ffi::c_void,
@@ -33,9 +33,9 @@ pub(crate) struct EventDataV1 {
 /// An event set.
 #[derive(Clone, Default)]
 struct EventSet {
-    /// Wanted types and the queue's position at registration, by GPU.
+    /// Selected types and the queue's position at registration, by GPU.
     gpus: BTreeMap<u32, (u64, u64)>,
-    /// Boot in which GPUs were registered: the queue begins anew with the next.
+    /// Boot of the registration: the queue is empty at each boot.
     boot: u64,
     /// Last event delivered.
     cursor: u64,
@@ -58,7 +58,7 @@ fn sets() -> MutexGuard<'static, Sets> {
     SETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Drops all sets: their session ended.
+/// Drops all sets, because their session ended.
 pub(crate) fn forget_all() {
     sets().open.clear();
 }
@@ -130,10 +130,10 @@ fn supported(m: &Machine, gpu: u32) -> Outcome<u64> {
     Ok(if m.part(gpu)?.has_mig() { SUPPORTED } else { XID_CRITICAL_ERROR })
 }
 
-/// The next event that a set listens for, and the handle of its GPU. `TIMEOUT` when none comes,
-/// `GPU_IS_LOST` when none is left and a GPU fell off the bus.
+/// Returns the next selected event of a set, and the handle of its GPU. `TIMEOUT` if none arrives,
+/// `GPU_IS_LOST` if none is left and a GPU fell off the bus.
 fn wait(host: &Host, set: usize, timeout_ms: u32) -> Outcome<(Event, Opaque)> {
-    // The largest number means for ever; that many ms are as good.
+    // The largest number means no limit; that many ms are equivalent.
     let until = Instant::now() + Duration::from_millis(timeout_ms.into());
     loop {
         let listener = sets().open.get(&set).cloned().ok_or(Return::InvalidArgument)?;

@@ -1,4 +1,4 @@
-//! Field values: readings asked for by number, each with its own return code.
+//! Field values: readings by number, each with its own return code.
 
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t};
 use silicon::{Machine, Return};
@@ -13,7 +13,7 @@ const UNSIGNED_INT: u32 = 1;
 const UNSIGNED_LONG_LONG: u32 = 3;
 
 exports! {
-    /// Fills a list of fields. The call succeeds also when none of them does.
+    /// Fills a list of fields. The call succeeds even if none of them does.
     fn nvmlDeviceGetFieldValues(device: Opaque, count: i32, values: Ptr<nvmlFieldValue_t>) |call| {
         values.required()?;
         let count = usize::try_from(count).ok().filter(|count| *count > 0).ok_or(Return::InvalidArgument)?;
@@ -43,7 +43,7 @@ fn answer(m: &Machine, gpu: u32, mut field: nvmlFieldValue_t, now_us: i64) -> nv
 
 fn value(m: &Machine, gpu: u32, field: u32) -> Outcome<(u32, nvmlValue_t)> {
     let narrow = |value: u32| {
-        // The upper half stays 0, so that clients who read the wide member read the same.
+        // The upper half stays 0, so that clients who read the wide member get the same value.
         (UNSIGNED_INT, nvmlValue_t { ullVal: value.into() })
     };
     let wide = |value: u64| (UNSIGNED_LONG_LONG, nvmlValue_t { ullVal: value });

@@ -1,5 +1,5 @@
-//! GPU performance monitoring, on Hopper and later: activity of a GPU or of one GPU instance
-//! between two samples. The only load that is known with MIG on.
+//! GPU performance monitoring, on Hopper and later: activity of a GPU or of one GPU instance between two
+//! samples. It is the only measure of load with MIG on.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
@@ -16,11 +16,11 @@ use crate::readings::now_ms;
 
 /// Version word of both structs: a plain number.
 const VERSION: u32 = 1;
-/// Metrics that the 550 driver has numbers for.
+/// Number of metrics in the 550 driver.
 const METRICS: u32 = 98;
 
-/// Head of `nvmlGpmMetricsGet_t`. The array of metrics that follows differs in length from one
-/// header to the next, so only the entries that the caller counts are touched.
+/// Head of `nvmlGpmMetricsGet_t`. The length of the following array of metrics differs between headers, so only
+/// the entries that the caller counts are accessed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct MetricsHead {
@@ -30,7 +30,7 @@ pub(crate) struct MetricsHead {
     later: usize,
 }
 
-/// What was measured at one moment.
+/// A measurement.
 #[derive(Clone, Copy)]
 struct Sample {
     at_ms: u64,
@@ -46,7 +46,7 @@ struct Sample {
 
 struct Samples {
     next: usize,
-    /// Allocated samples; `None`: nothing measured yet.
+    /// Allocated samples; `None` until measured.
     open: BTreeMap<usize, Option<Sample>>,
 }
 
@@ -56,7 +56,7 @@ fn samples() -> MutexGuard<'static, Samples> {
     SAMPLES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Drops all samples: their session ended.
+/// Drops all samples, because their session ended.
 pub(crate) fn forget_all() {
     samples().open.clear();
 }
@@ -71,7 +71,7 @@ exports! {
         support.put(nvmlGpmSupport_t { version: VERSION, isSupportedDevice: supported.into() })
     }
 
-    /// Makes room for a sample.
+    /// Allocates a sample.
     fn nvmlGpmSampleAlloc(sample: Ptr<usize>) |call| {
         sample.required()?;
         call.host(|_| Ok(()))?;
@@ -103,7 +103,7 @@ exports! {
         keep(sample, measured)
     }
 
-    /// Metrics between two samples of one place, each with its own return code.
+    /// Metrics between two samples of the same object, each with its own return code.
     fn nvmlGpmMetricsGet(request: Ptr<MetricsHead>) |call| {
         let head = request.get()?;
         if head.version != VERSION {
@@ -135,7 +135,7 @@ exports! {
     }
 }
 
-/// A constant text as the struct's field wants it; nobody writes there.
+/// Returns a constant text as the type of the struct's field; it is never written.
 fn text(constant: &'static CStr) -> *mut c_char {
     constant.as_ptr().cast_mut()
 }
@@ -157,8 +157,7 @@ fn keep(sample: usize, measured: Sample) -> Outcome {
     Ok(())
 }
 
-/// Activity now. The GPU's is known; an instance has of it what its processes have, and is a
-/// part of the GPU itself.
+/// Returns the present activity. An instance has the activity of its processes, in proportion to its size.
 fn measure(m: &Machine, gpu: u32, gpu_instance: Option<u32>) -> Outcome<Sample> {
     if !has_gpm(m, gpu)? {
         return Err(Return::NotSupported);
@@ -194,7 +193,7 @@ fn measure(m: &Machine, gpu: u32, gpu_instance: Option<u32>) -> Outcome<Sample> 
 
 type Named = (f64, &'static CStr, &'static CStr, &'static CStr);
 
-/// A metric, as the mean of both samples.
+/// Returns a metric, as the mean of both samples.
 fn value(metric: u32, a: &Sample, b: &Sample) -> Outcome<Named> {
     let active = f64::midpoint(a.active, b.active);
     let memory = f64::midpoint(a.memory, b.memory);

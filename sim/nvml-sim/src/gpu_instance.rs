@@ -1,7 +1,7 @@
 //! GPU instances: profiles, placements, creation, destruction, lists.
 //!
-//! Profile information comes in three generations of one call. All answer from one place, so
-//! that a client of any age reads the same.
+//! Profile information exists in three generations of one call. All use the same code, so that a client of any
+//! age reads the same.
 
 use nvml_wrapper_sys::bindings::{
     nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
@@ -39,7 +39,7 @@ exports! {
         })?)
     }
 
-    /// A profile by its enum index, with its name and, from version 3, what else it can do.
+    /// A profile by its enum index, with its name and, from version 3, its capabilities.
     fn nvmlDeviceGetGpuInstanceProfileInfoV(device: Opaque, index: u32, info: Ptr<nvmlGpuInstanceProfileInfo_v2_t>) |call| {
         let version = info.cast::<u32>().get()?;
         let third = match version {
@@ -91,7 +91,7 @@ exports! {
         put_placements(placements, count, found)
     }
 
-    /// As the one without `_v2`.
+    /// As the version without `_v2`.
     fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
         device: Opaque, profile: u32, placements: Ptr<nvmlGpuInstancePlacement_t>, count: Ptr<u32>,
     ) |call| {
@@ -99,12 +99,12 @@ exports! {
         put_placements(placements, count, found)
     }
 
-    /// How many more instances of a profile fit now.
+    /// Number of further instances of a profile that fit now.
     fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: Opaque, profile: u32, count: Ptr<u32>) |call| {
         count.put(call.parent(device, |m, gpu| m.remaining_gpu_instances(gpu, profile))?)
     }
 
-    /// Creates an instance where the driver likes.
+    /// Creates an instance at a placement that the driver chooses.
     fn nvmlDeviceCreateGpuInstance(device: Opaque, profile: u32, instance: Ptr<Opaque>) |call| {
         instance.required()?;
         let made = call.change_parent(device, &Change::create_gpu_instance(profile, None), |m, gpu| {
@@ -126,12 +126,12 @@ exports! {
         instance.put(Opaque::of(Handle::GpuInstance(made)))
     }
 
-    /// Destroys an instance that holds no compute instance and no process.
+    /// Destroys an instance without compute instances and processes.
     fn nvmlGpuInstanceDestroy(instance: Opaque) |call| {
         call.change_gpu_instance(instance, &Change::NONE, Machine::destroy_gpu_instance)
     }
 
-    /// Instances of a profile, by id. The caller has room for as many as the profile allows.
+    /// Instances of a profile, by id. The caller's array must hold the maximum of the profile.
     fn nvmlDeviceGetGpuInstances(device: Opaque, profile: u32, instances: Ptr<Opaque>, count: Ptr<u32>) |call| {
         instances.required()?;
         count.required()?;
@@ -153,7 +153,7 @@ exports! {
         instance.put(Opaque::of(Handle::GpuInstance(found)))
     }
 
-    /// What and where an instance is.
+    /// Properties and placement of an instance.
     fn nvmlGpuInstanceGetInfo(instance: Opaque, info: Ptr<nvmlGpuInstanceInfo_t>) |call| {
         info.put(call.gpu_instance(instance, |m, handle| {
             let found = m.resolve_gpu_instance(handle)?;
@@ -170,7 +170,7 @@ exports! {
     }
 }
 
-/// A caller's placement; one that no GPU could have is an invalid argument.
+/// Checks a caller's placement; an impossible one is an invalid argument.
 pub(crate) fn span(start: u32, size: u32) -> Outcome<Placement> {
     let narrow = |value: u32| u8::try_from(value).map_err(|_| Return::InvalidArgument);
     Ok(Placement { start: narrow(start)?, size: narrow(size)? })
@@ -183,7 +183,7 @@ fn possible_placements(m: &Machine, gpu: u32, profile: u32) -> Outcome<Vec<nvmlG
     Ok(placements.map(|(at, _)| nvmlGpuInstancePlacement_t { start: at.start.into(), size: at.size.into() }).collect())
 }
 
-/// Number of placements, and the placements unless the array is NULL.
+/// Returns the number of placements, and the placements unless the array is NULL.
 pub(crate) fn put_placements<T>(to: Ptr<T>, count: Ptr<u32>, found: Vec<T>) -> Outcome {
     count.put(u32::try_from(found.len()).map_err(|_| Return::Unknown)?)?;
     if to.is_null() { Ok(()) } else { to.put_all(found) }

@@ -20,12 +20,12 @@ exports! {
         call.change_parent(device, &Change::value(mode), |m, gpu| m.set_persistence(gpu, on))
     }
 
-    /// Who may make a context: 0 all, 2 nobody, 3 one process. A MIG device has none.
+    /// Compute mode: 0 all processes, 2 none, 3 one process. A MIG device has none.
     fn nvmlDeviceGetComputeMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.compute_mode))?)
     }
 
-    /// Sets who may make a context.
+    /// Sets the compute mode.
     fn nvmlDeviceSetComputeMode(device: Opaque, mode: u32) |call| {
         call.change_parent(device, &Change::value(mode), |m, gpu| m.set_compute_mode(gpu, mode))
     }
@@ -40,7 +40,7 @@ exports! {
         mode.put(call.gpu(device, |_, _| Ok(0))?)
     }
 
-    /// A matter of Windows.
+    /// For Windows only.
     fn nvmlDeviceGetDriverModel(device: Opaque, _current: Ptr<u32>, _pending: Ptr<u32>) |call| {
         call.gpu(device, |_, _| Err(Return::NotSupported))
     }
@@ -69,8 +69,8 @@ exports! {
         count.put(0)
     }
 
-    /// Rows of memory that are replaced by spare ones, for either kind of error; whether some are so
-    /// with the next reset, and whether the spare ones did not do.
+    /// Rows of memory replaced by spare ones, for both kinds of errors; whether replacements are pending, and
+    /// whether spare rows have run out.
     fn nvmlDeviceGetRemappedRows(
         device: Opaque,
         correctable: Ptr<u32>,
@@ -88,7 +88,7 @@ exports! {
         failed.put(rows.failed.into())
     }
 
-    /// Whether the GPU is a guest's: 0, bare metal.
+    /// Virtualization mode: 0, bare metal.
     fn nvmlDeviceGetVirtualizationMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |_, _| Ok(0))?)
     }

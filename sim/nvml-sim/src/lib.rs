@@ -1,18 +1,18 @@
 //! `libnvidia-ml.so.1`, simulated at the C ABI over [`silicon`].
 //!
-//! Why at the ABI: gpush, monitors and scripts then run against a simulated host unchanged, and
-//! gpush has one hardware path, not two. Programs find the host by `$NVML_SIM_STATE`.
+//! It is simulated at the ABI so that gpush, monitors and scripts run unchanged, and gpush has only one
+//! hardware path. Programs find the host through `$NVML_SIM_STATE`.
 //!
-//! The library exports the symbols of one real driver, 550.163.01 (`symbols-550.txt`, 350 names),
-//! and one more, `gpush_sim`, by which a program can tell its users that the GPUs are simulated.
-//! Functions that no known client needs are [`stubs`]. A newer driver in a host's description
-//! changes what calls answer (profiles, version), not which symbols there are.
+//! The library exports the symbols of one real driver, 550.163.01 (`symbols-550.txt`, 350 names), and
+//! `gpush_sim`, by which a program can tell its users that the GPUs are simulated. Functions that no known
+//! client needs are [`stubs`]. A newer driver in a host's description changes the answers (profiles, version),
+//! but not the set of symbols.
 //!
-//! - [`entry`]: the way into and out of every call. [`caller`]: the caller's pointers and handles.
+//! - [`entry`]: the frame around every call. [`caller`]: the caller's pointers and handles.
 //! - [`session`]: `nvmlInit` to `nvmlShutdown`.
-//! - everything else: one subject of NVML a file.
+//! - the others: one subject of NVML per file.
 //!
-//! No threads, nothing on standard output or error: the library is a guest in its clients.
+//! It has no threads and writes nothing to standard output or error, because it runs inside other programs.
 
 #![allow(unsafe_code)] // exported C functions: `#[unsafe(no_mangle)]`; pointers only in `caller`
 #![allow(non_snake_case)] // their names are NVML's

@@ -1,4 +1,4 @@
-//! Finding GPUs, and who they are.
+//! Lookup of GPUs, and their identities.
 
 use std::ffi::c_char;
 
@@ -19,7 +19,7 @@ exports! {
         count.put(call.host(|m| Ok(gpu_count(m)))?)
     }
 
-    /// Number of GPUs, also of those that the caller may not use.
+    /// Number of GPUs, including those that the caller may not use.
     fn nvmlDeviceGetCount_v2(count: Ptr<u32>) |call| {
         count.put(call.host(|m| Ok(gpu_count(m)))?)
     }
@@ -202,7 +202,7 @@ fn pci_of(who: &Identity) -> (u32, u32, u32) {
     (who.pci_domain, who.pci_bus, who.pci_device)
 }
 
-/// `[domain:]bus:device[.function]`, all hexadecimal; NVML tolerates any number of digits.
+/// Parses `[domain:]bus:device[.function]`, all hexadecimal; NVML accepts any number of digits.
 fn parse_pci(text: &str) -> Option<(u32, u32, u32)> {
     let text = text.split_once('.').map_or(text, |(address, _function)| address);
     let mut parts = text.rsplit(':').map(|part| u32::from_str_radix(part, 16).ok());
@@ -212,12 +212,12 @@ fn parse_pci(text: &str) -> Option<(u32, u32, u32)> {
     parts.next().is_none().then_some((domain, bus, device))
 }
 
-/// PCI address as NVML writes it since `_v3`: with a domain of eight digits, in capitals.
+/// Formats a PCI address as NVML does since `_v3`: with a domain of eight digits, in capitals.
 fn long_address(who: &Identity) -> String {
     format!("{:08X}:{:02X}:{:02X}.0", who.pci_domain, who.pci_bus, who.pci_device)
 }
 
-/// PCI address of an NVSwitch: on buses that no GPU has.
+/// Returns the PCI address of an NVSwitch: on buses without GPUs.
 pub(crate) fn switch_info(number: u32) -> nvmlPciInfo_t {
     const FIRST_BUS: u32 = 0xc5;
     /// An NVSwitch of the second generation.
@@ -241,7 +241,7 @@ pub(crate) fn pci_info(who: &Identity) -> nvmlPciInfo_t {
         bus: who.pci_bus,
         device: who.pci_device,
         pciDeviceId: who.pci_device_id,
-        // NVIDIA's own boards carry the device's ids as the subsystem's.
+        // NVIDIA's own boards have the device's ids as the subsystem's.
         pciSubSystemId: who.pci_device_id,
         busId: text_field(&long_address(who)),
     }

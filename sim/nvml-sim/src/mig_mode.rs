@@ -8,7 +8,7 @@ use crate::caller::{Opaque, Ptr};
 use crate::entry::{Device, exports};
 
 exports! {
-    /// MIG mode in force, and after the next reset.
+    /// MIG mode now, and after the next reset.
     fn nvmlDeviceGetMigMode(device: Opaque, current: Ptr<u32>, pending: Ptr<u32>) |call| {
         current.required()?;
         pending.required()?;
@@ -20,7 +20,7 @@ exports! {
         pending.put(u32::from(then))
     }
 
-    /// Switches MIG mode. A success is not the mode in force: that the activation status says.
+    /// Switches MIG mode. A success does not mean that the mode is effective: see the activation status.
     fn nvmlDeviceSetMigMode(device: Opaque, mode: u32, activation: Ptr<u32>) |call| {
         activation.required()?;
         let enable = match mode {
@@ -32,7 +32,7 @@ exports! {
         activation.put(status.code())
     }
 
-    /// Most MIG devices that the GPU can have; 0 with MIG off.
+    /// Maximum number of MIG devices on the GPU; 0 with MIG off.
     fn nvmlDeviceGetMaxMigDeviceCount(device: Opaque, count: Ptr<u32>) |call| {
         count.put(call.parent(device, Machine::max_mig_devices)?)
     }
@@ -65,7 +65,7 @@ exports! {
         id.put(call.mig_device(mig, |_, ci| Ok(ci.id))?)
     }
 
-    /// What a MIG device has: multiprocessors of its own, engines and memory of its GPU instance.
+    /// Resources of a MIG device: its own multiprocessors, engines and memory of its GPU instance.
     fn nvmlDeviceGetAttributes_v2(mig: Opaque, attributes: Ptr<nvmlDeviceAttributes_t>) |call| {
         attributes.put(call.mig_device(mig, |m, handle| {
             let part = m.part(handle.gpu)?;

@@ -1,4 +1,4 @@
-//! NVLink ports: whether they are up, and what they lead to.
+//! NVLink ports: their states and peers.
 
 use nvml_wrapper_sys::bindings::nvmlPciInfo_t;
 use silicon::Return;
@@ -8,10 +8,10 @@ use crate::caller::{Opaque, Outcome, Ptr};
 use crate::entry::{Call, exports};
 use crate::lookup::{pci_info, switch_info};
 
-/// Most ports of any part that the 550 driver knows.
+/// Maximum number of ports in the 550 driver.
 const MOST_PORTS: u32 = 18;
 
-/// Kinds of what is at the other end, by NVML's number.
+/// Kinds of peers, by NVML's number.
 const GPU: u32 = 0;
 const SWITCH: u32 = 2;
 
@@ -21,7 +21,7 @@ exports! {
         active.put(end(call, device, link)?.is_some().into())
     }
 
-    /// What kind of device a link leads to.
+    /// Kind of a link's peer.
     fn nvmlDeviceGetNvLinkRemoteDeviceType(device: Opaque, link: u32, kind: Ptr<u32>) |call| {
         kind.put(match end(call, device, link)? {
             None => return Err(Return::NotSupported),
@@ -30,12 +30,12 @@ exports! {
         })
     }
 
-    /// PCI address of what a link leads to.
+    /// PCI address of a link's peer.
     fn nvmlDeviceGetNvLinkRemotePciInfo(device: Opaque, link: u32, info: Ptr<nvmlPciInfo_t>) |call| {
         info.put(remote(call, device, link)?)
     }
 
-    /// PCI address of what a link leads to.
+    /// PCI address of a link's peer.
     fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: Opaque, link: u32, info: Ptr<nvmlPciInfo_t>) |call| {
         info.put(remote(call, device, link)?)
     }

@@ -1,7 +1,7 @@
 //! Processes on GPUs and in MIG devices, their load, and accounting.
 //!
-//! Three lists (compute, graphics, MPS clients) in three generations. The first has entries of
-//! 16 bytes, without the ids of instances; nvtop 3.0 asks for it. The second and third are alike.
+//! There are three lists (compute, graphics, MPS clients) in three generations. The first generation has
+//! entries of 16 bytes without instance ids; nvtop 3.0 uses it. The second and third are equal.
 
 use nvml_wrapper_sys::bindings::{
     nvmlAccountingStats_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t,
@@ -14,9 +14,9 @@ use crate::entry::{Change, Device, exports};
 use crate::readings::{now_ms, reading, without_mig};
 
 const MIB: u64 = 1 << 20;
-/// Instance id of a process that is in none.
+/// Instance id of a process outside instances.
 const NO_INSTANCE: u32 = u32::MAX;
-/// Processes that accounting remembers.
+/// Number of processes that accounting stores.
 const ACCOUNTING_BUFFER: u32 = 4000;
 
 exports! {
@@ -136,7 +136,7 @@ exports! {
     }
 }
 
-/// Processes of a kind on a GPU, in all of its instances too; or in one MIG device.
+/// Returns the processes of a kind on a GPU, including those in its instances, or in one MIG device.
 fn listed<T>(m: &Machine, at: Device, kind: ProcessKind, entry: fn(&Process) -> T) -> Outcome<Vec<T>> {
     let gpu = m.gpu(at.gpu())?;
     let here = |process: &&Process| match at {
@@ -161,7 +161,7 @@ fn second(process: &Process) -> nvmlProcessInfo_v2_t {
     }
 }
 
-/// Processes that have a context: all but those that only hold a handle.
+/// Returns the processes with a context: all except those that only hold a handle.
 fn contexts(m: &Machine, gpu: u32) -> Outcome<impl Iterator<Item = &Process>> {
     Ok(m.gpu(gpu)?.processes.iter().filter(|process| process.kind != ProcessKind::Handle))
 }
@@ -171,7 +171,7 @@ fn accounted(m: &Machine, gpu: u32) -> Outcome {
     if m.gpu(gpu)?.accounting { Ok(()) } else { Err(Return::NotSupported) }
 }
 
-/// The GPU's load, in equal parts for its processes.
+/// Divides the GPU's load equally among its processes.
 fn samples_of(m: &Machine, gpu: u32) -> Outcome<Vec<nvmlProcessUtilizationSample_t>> {
     let now = reading(m, gpu)?;
     let processes: Vec<&Process> = contexts(m, gpu)?.collect();

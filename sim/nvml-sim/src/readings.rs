@@ -1,7 +1,7 @@
-//! Memory, load, heat, power, clocks, PCIe: what monitors show.
+//! Memory, load, temperature, power, clocks, PCIe: the readings of monitors.
 //!
-//! Of a MIG device only memory is read: the rest is `NOT_SUPPORTED` there, and load also on a
-//! GPU in MIG mode, as on real drivers.
+//! A MIG device only has memory; the other readings return `NOT_SUPPORTED`. So does load on a GPU in MIG mode,
+//! as on real drivers.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 const SAMPLING_PERIOD_US: u32 = 167_000;
 
 exports! {
-    /// Memory in bytes; what is reserved counts as used.
+    /// Memory in bytes; reserved memory counts as used.
     fn nvmlDeviceGetMemoryInfo(device: Opaque, info: Ptr<nvmlMemory_t>) |call| {
         let memory = call.device(device, memory)?;
         let used = memory.used_mib + memory.reserved_mib;
@@ -29,7 +29,7 @@ exports! {
         })
     }
 
-    /// Memory in bytes; what is reserved apart.
+    /// Memory in bytes; reserved memory is separate.
     fn nvmlDeviceGetMemoryInfo_v2(device: Opaque, info: Ptr<nvmlMemory_v2_t>) |call| {
         let version = info.cast::<u32>().get()?;
         if version != version_word::<nvmlMemory_v2_t>(2) {
@@ -60,14 +60,14 @@ exports! {
         rates.put(nvmlUtilization_t { gpu: now.gpu_percent, memory: now.memory_percent })
     }
 
-    /// Load of the video encoders in percent, and over how long. Nothing simulated encodes.
+    /// Load of the video encoders in percent, and the period. The simulation never encodes.
     fn nvmlDeviceGetEncoderUtilization(device: Opaque, percent: Ptr<u32>, period: Ptr<u32>) |call| {
         call.gpu(device, without_mig)?;
         percent.put(0)?;
         period.put(SAMPLING_PERIOD_US)
     }
 
-    /// Load of the video decoders in percent, and over how long. Nothing simulated decodes.
+    /// Load of the video decoders in percent, and the period. The simulation never decodes.
     fn nvmlDeviceGetDecoderUtilization(device: Opaque, percent: Ptr<u32>, period: Ptr<u32>) |call| {
         call.gpu(device, without_mig)?;
         percent.put(0)?;
@@ -82,7 +82,7 @@ exports! {
         celsius.put(call.gpu(device, reading)?.temperature_c)
     }
 
-    /// Temperatures in °C at which the board does something.
+    /// Temperatures in °C at which the board reacts.
     fn nvmlDeviceGetTemperatureThreshold(device: Opaque, threshold: u32, celsius: Ptr<u32>) |call| {
         call.gpu(device, |_, _| Ok(()))?;
         celsius.put(match threshold {
@@ -95,7 +95,7 @@ exports! {
         })
     }
 
-    /// Boards of data centres have no fan of their own.
+    /// Data-centre boards have no fan.
     fn nvmlDeviceGetFanSpeed(device: Opaque, _percent: Ptr<u32>) |call| {
         call.gpu(device, |_, _| Err(Return::NotSupported))
     }
@@ -105,7 +105,7 @@ exports! {
         milliwatts.put(call.gpu(device, reading)?.power_mw)
     }
 
-    /// Power limit in force, in mW.
+    /// Effective power limit, in mW.
     fn nvmlDeviceGetEnforcedPowerLimit(device: Opaque, milliwatts: Ptr<u32>) |call| {
         milliwatts.put(call.gpu(device, board)?.power_limit_mw)
     }
@@ -127,12 +127,12 @@ exports! {
         megahertz.put(clock(domain, most.max_sm_clock_mhz, most.max_memory_clock_mhz)?)
     }
 
-    /// PCIe generation in force.
+    /// Current PCIe generation.
     fn nvmlDeviceGetCurrPcieLinkGeneration(device: Opaque, generation: Ptr<u32>) |call| {
         generation.put(call.gpu(device, board)?.pcie_generation)
     }
 
-    /// PCIe lanes in force.
+    /// Current PCIe lanes.
     fn nvmlDeviceGetCurrPcieLinkWidth(device: Opaque, lanes: Ptr<u32>) |call| {
         lanes.put(call.gpu(device, board)?.pcie_width)
     }
@@ -157,12 +157,12 @@ exports! {
         })
     }
 
-    /// Performance state: 0 at work, 8 at rest.
+    /// Performance state: 0 when busy, 8 when idle.
     fn nvmlDeviceGetPerformanceState(device: Opaque, state: Ptr<u32>) |call| {
         state.put(call.gpu(device, reading)?.performance_state)
     }
 
-    /// The same by its old name.
+    /// The same under its old name.
     fn nvmlDeviceGetPowerState(device: Opaque, state: Ptr<u32>) |call| {
         state.put(call.gpu(device, reading)?.performance_state)
     }
@@ -190,18 +190,18 @@ exports! {
     }
 }
 
-/// Now, in milliseconds since the epoch.
+/// Returns the present time in milliseconds since the epoch.
 pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What the sensors say now.
+/// Returns the present sensor values.
 pub(crate) fn reading(m: &Machine, gpu: u32) -> Outcome<Reading> {
     m.reading(gpu, now_ms())
 }
 
-/// Limits of the board, which a lost one does not tell.
+/// Returns the limits of the board; fails for a lost one.
 pub(crate) fn board(m: &Machine, gpu: u32) -> Outcome<Board> {
     m.gpu(gpu)?;
     m.model(gpu).map(Board::of)

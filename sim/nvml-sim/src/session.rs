@@ -1,11 +1,11 @@
-//! The process's session with the simulated driver: one, counted by its users.
+//! The process's session with the simulated driver; it counts its users.
 //!
 //! ```text
 //!  closed ──nvmlInit──▶ open (1 user) ──nvmlInit──▶ open (2) ──nvmlShutdown──▶ open (1) ──nvmlShutdown──▶ closed
 //! ```
 //!
-//! Opening reads `$NVML_SIM_STATE` anew, so a process can go from one simulated host to another
-//! between sessions. A forked child is a client of its own: it registers at its first call.
+//! Opening reads `$NVML_SIM_STATE`, so a process can change to another simulated host between sessions. A
+//! forked child is a separate client: it registers at its first call.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,9 +22,9 @@ const CUDA_RELEASE: u32 = 12;
 pub(crate) struct Session {
     /// The simulated host.
     pub(crate) host: Host,
-    /// What it was when the session began: what a stale enumeration keeps showing.
+    /// The state at the beginning of the session, which a stale enumeration continues to show.
     pub(crate) at_init: Arc<Machine>,
-    /// Process that is registered as a client.
+    /// The process that is registered as a client.
     registered: AtomicU32,
 }
 
@@ -39,7 +39,7 @@ fn users() -> MutexGuard<'static, Users> {
     USERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens the session, or counts one more user of it.
+/// Opens the session, or counts one more user.
 pub(crate) fn open(function: &'static str) -> Outcome {
     let mut users = users();
     if users.session.is_none() {
@@ -59,7 +59,7 @@ pub(crate) fn open(function: &'static str) -> Outcome {
     Ok(())
 }
 
-/// Ends the session when its last user is done. Without a session nothing happens.
+/// Ends the session with its last user. Without a session, does nothing.
 pub(crate) fn close() -> Outcome {
     let mut users = users();
     users.count = users.count.saturating_sub(1);
@@ -76,7 +76,7 @@ pub(crate) fn close() -> Outcome {
     Ok(())
 }
 
-/// The session, or `UNINITIALIZED`.
+/// Returns the session, or `UNINITIALIZED`.
 pub(crate) fn current() -> Outcome<Arc<Session>> {
     let session = users().session.clone().ok_or(Return::Uninitialized)?;
     let pid = std::process::id();
@@ -86,7 +86,7 @@ pub(crate) fn current() -> Outcome<Arc<Session>> {
     Ok(session)
 }
 
-/// `12.<driver version>`; of the host if one is there, else of the driver that this library is.
+/// Returns `12.<driver version>`: the host's if there is one, else the version that this library simulates.
 pub(crate) fn library_version() -> String {
     let of_session = users().session.as_ref().map(|session| session.host.hardware().driver);
     let driver = of_session

@@ -1,7 +1,7 @@
 //! Functions of the driver that no known client needs: they answer `NOT_SUPPORTED`.
 //!
-//! They must be there all the same, since some clients resolve every name of the driver's they
-//! know before they call any. They look at no argument, and fault rules see them as any other.
+//! They must exist, because some clients resolve every driver symbol that they know before the first call. They
+//! ignore their arguments, and fault rules apply to them as to others.
 
 use silicon::Return;
 

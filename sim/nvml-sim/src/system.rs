@@ -1,4 +1,4 @@
-//! Begin and end of a client's session, versions, error texts.
+//! Start and end of a client's session, versions, error texts.
 
 use std::ffi::c_char;
 
@@ -8,26 +8,25 @@ use crate::caller::Ptr;
 use crate::entry::{exports, guard};
 use crate::{error_text, session};
 
-/// Begins a session, or counts one more user of it. Since R319 the same as `_v2`.
+/// Begins a session, or counts one more user. Since R319 the same as `_v2`.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlInit() -> u32 {
     guard(|| session::open("nvmlInit"))
 }
 
-/// Begins a session, or counts one more user of it.
+/// Begins a session, or counts one more user.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlInit_v2() -> u32 {
     guard(|| session::open("nvmlInit_v2"))
 }
 
-/// As `nvmlInit_v2`. The flags (no GPUs needed, attach none) make no difference: a session here
-/// holds no GPU.
+/// As `nvmlInit_v2`. The flags (no GPUs needed, attach none) have no effect: a session here holds no GPU.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlInitWithFlags(_flags: u32) -> u32 {
     guard(|| session::open("nvmlInitWithFlags"))
 }
 
-/// Ends a session when its last user is done; without one nothing happens.
+/// Ends a session with its last user; without a session, does nothing.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlShutdown() -> u32 {
     guard(session::close)
@@ -52,7 +51,7 @@ exports! {
         version.put(i32::try_from(cuda).map_err(|_| Return::Unknown)?)
     }
 
-    /// As the one without `_v2`, which asks the CUDA driver on real hosts.
+    /// As the version without `_v2`, which queries the CUDA driver on real hosts.
     fn nvmlSystemGetCudaDriverVersion_v2(version: Ptr<i32>) |call| {
         let cuda = call.host(|m| Ok(m.hardware().cuda))?;
         version.put(i32::try_from(cuda).map_err(|_| Return::Unknown)?)
@@ -75,7 +74,7 @@ exports! {
     }
 }
 
-/// The first word of a process's command line, or its short name when it has none.
+/// Returns the first word of a process's command line, or its short name if it has none.
 fn program_of(pid: u32) -> Option<String> {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -86,14 +85,14 @@ fn program_of(pid: u32) -> Option<String> {
     Some(String::from_utf8_lossy(first).into_owned())
 }
 
-/// Text of a return code. Works without a session, and never gives NULL.
+/// Text of a return code. Works without a session, and never returns NULL.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
     error_text::of(result).as_ptr()
 }
 
-/// Says that this library is simulated: the real one has no such symbol. Programs that want to
-/// tell their users look it up; it returns this crate's version.
+/// Shows that this library is simulated: the real one lacks this symbol. Programs look it up to tell their
+/// users. It returns this crate's version.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpush_sim() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

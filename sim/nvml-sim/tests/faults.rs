@@ -12,23 +12,23 @@ use client::Client;
 
 const ONE: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
 
-/// Runs `body` in a forked child and gives its wait status.
+/// Runs `body` in a forked child and returns its wait status.
 fn in_child(body: impl FnOnce()) -> i32 {
     // SAFETY: the child calls the library and exits, without unwinding or the parent's locks.
     let child = unsafe { libc::fork() };
     if child == 0 {
         body();
-        // SAFETY: ends the child at once; nothing of the parent's is dropped.
+        // SAFETY: ends the child at once, without dropping anything of the parent's.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
-    // SAFETY: waits for our own child.
+    // SAFETY: waits for a child of this process.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     status
 }
 
 #[test]
-fn a_rule_fails_the_calls_that_it_names_and_no_others() {
+fn fault_rule_fails_only_its_calls() {
     let client = Client::of(ONE);
     let gpu = client.gpu(0);
     client.fault("function = \"nvmlDeviceCreateGpuInstance*\"\nrc = \"INSUFFICIENT_RESOURCES\"\nafter = 1\ntimes = 2");
@@ -43,7 +43,7 @@ fn a_rule_fails_the_calls_that_it_names_and_no_others() {
 }
 
 #[test]
-fn a_client_is_killed_before_or_after_the_call_took_effect() {
+fn kill_rule_kills_before_or_after_the_effect() {
     let client = Client::of(ONE);
     let gpu = client.gpu(0);
     let mut killed = 0;
@@ -61,7 +61,7 @@ fn a_client_is_killed_before_or_after_the_call_took_effect() {
 }
 
 #[test]
-fn a_mode_change_may_succeed_and_not_be() {
+fn mode_change_can_succeed_without_effect() {
     let client = Client::of("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
     let gpu = client.gpu(0);
     client.fault("function = \"nvmlDeviceSetMigMode\"\nactivation_status = \"IN_USE\"\ntimes = 1");
@@ -75,7 +75,7 @@ fn a_mode_change_may_succeed_and_not_be() {
 }
 
 #[test]
-fn a_stale_enumeration_shows_what_was_at_init_until_the_next() {
+fn stale_enumeration_lasts_until_the_next_init() {
     let client = Client::of(ONE);
     let gpu = client.gpu(0);
     let gi = client.create(gpu, 9, 0, 4).unwrap();
@@ -88,7 +88,7 @@ fn a_stale_enumeration_shows_what_was_at_init_until_the_next() {
 }
 
 #[test]
-fn a_leaked_handle_keeps_an_instance_in_use_until_its_holder_ends() {
+fn leaked_handle_keeps_instance_in_use_until_holder_ends() {
     let client = Client::of(ONE);
     let gpu = client.gpu(0);
     let gi = client.create(gpu, 9, 0, 4).unwrap();
@@ -102,7 +102,7 @@ fn a_leaked_handle_keeps_an_instance_in_use_until_its_holder_ends() {
         // SAFETY: all zeros are a valid value of this plain struct.
         let mut info = unsafe { std::mem::zeroed() };
         rc!(client, nvmlGpuInstanceGetInfo(gi, &mut info));
-        // SAFETY: descriptors of ours, and the end of the child.
+        // SAFETY: valid descriptors, and the end of the child.
         unsafe {
             libc::write(answers[1], [0_u8].as_ptr().cast(), 1);
             libc::read(asks[0], [0_u8].as_mut_ptr().cast(), 1);
@@ -110,7 +110,7 @@ fn a_leaked_handle_keeps_an_instance_in_use_until_its_holder_ends() {
         }
     }
     let mut status = 0;
-    // SAFETY: descriptors of ours and our own child.
+    // SAFETY: valid descriptors and a child of this process.
     unsafe { libc::read(answers[0], [0_u8].as_mut_ptr().cast(), 1) };
     assert_eq!(rc!(client, nvmlGpuInstanceDestroy(gi)), 19, "a monitor holds it");
     let mut count = 0;
@@ -125,7 +125,7 @@ fn a_leaked_handle_keeps_an_instance_in_use_until_its_holder_ends() {
 }
 
 #[test]
-fn the_trace_has_a_line_for_each_change_and_none_for_readings() {
+fn trace_has_a_line_per_change_and_none_for_readings() {
     let client = Client::of(ONE);
     let gpu = client.gpu(0);
     std::fs::write(client.host.dir().join("trace"), "").unwrap();
@@ -154,7 +154,7 @@ fn the_trace_has_a_line_for_each_change_and_none_for_readings() {
 }
 
 #[test]
-fn a_hung_call_holds_up_nobody_else_and_goes_on_when_its_rule_is_removed() {
+fn hung_call_delays_no_other_and_ends_with_its_rule() {
     let client = Client::of("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\n");
     let gpu = client.gpu(0);
     let gi = client.create(gpu, 9, 0, 4).unwrap();
@@ -162,10 +162,10 @@ fn a_hung_call_holds_up_nobody_else_and_goes_on_when_its_rule_is_removed() {
     let (library, address) = (&client.lib, gi as usize);
     std::thread::scope(|scope| {
         let hung = scope.spawn(move || {
-            // SAFETY: a live handle, as a number on its way to this thread.
+            // SAFETY: a live handle, passed to this thread as a number.
             unsafe { library.nvmlGpuInstanceDestroy(address as *mut _) }
         });
-        // The rule's counter says when the call has begun to hang.
+        // The rule's counter shows when the call has begun to hang.
         while client.host.faults().unwrap().iter().all(|(_, counter)| counter.fired == 0) {
             std::thread::yield_now();
         }

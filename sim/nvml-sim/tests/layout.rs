@@ -1,7 +1,7 @@
-//! Sizes of the C structs, and the version words made of them, as the 550 header has them.
+//! Sizes of the C structs, and their version words, as in the 550 header.
 //!
-//! The bindings that the library is built from are of a newer header; a struct that grew there
-//! would be written past the end of a client's.
+//! The library uses bindings of a newer header; a struct that has grown there would be written beyond the end
+//! of a client's.
 
 use std::mem::{offset_of, size_of};
 

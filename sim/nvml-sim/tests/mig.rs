@@ -1,4 +1,4 @@
-//! The MIG calls: what they do, and the return code of everything that must fail.
+//! The MIG calls: their effects, and the return code of every failure.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 
@@ -22,7 +22,7 @@ const INSUFFICIENT_RESOURCES: u32 = 23;
 const ARGUMENT_VERSION_MISMATCH: u32 = 25;
 
 #[test]
-fn profile_information_is_the_same_in_all_generations_of_the_call() {
+fn profile_information_is_equal_in_all_call_generations() {
     let mut compared = 0;
     for model in ["a100-40", "a30-24", "h100-80-sxm", "h200-141", "b200-180", "rtxpro6000-96"] {
         let client = Client::one(model);
@@ -136,7 +136,7 @@ fn wrong_version_words_are_a_mismatch_and_write_nothing() {
 }
 
 #[test]
-fn placements_are_told_with_mig_off_too_and_null_asks_for_their_number() {
+fn placements_are_listed_with_mig_off_and_null_counts() {
     let client = Client::of("[[gpu]]\nmodel = \"a100-40\"\nmig = false\n");
     let gpu = client.gpu(0);
     let mut count = 0;
@@ -154,7 +154,7 @@ fn placements_are_told_with_mig_off_too_and_null_asks_for_their_number() {
 }
 
 #[test]
-fn creation_fails_as_on_real_drivers() {
+fn creation_fails_like_real_drivers() {
     let client = Client::one("a100-40");
     let gpu = client.gpu(0);
     let full = client.create(gpu, 9, 0, 4).unwrap();
@@ -180,7 +180,7 @@ fn creation_fails_as_on_real_drivers() {
 }
 
 #[test]
-fn handles_of_what_is_gone_are_invalid_also_when_the_slot_is_filled_again() {
+fn stale_handles_are_invalid_after_slot_reuse() {
     let client = Client::one("a100-40");
     let gpu = client.gpu(0);
     let first = client.create(gpu, 9, 4, 4).unwrap();
@@ -201,7 +201,7 @@ fn handles_of_what_is_gone_are_invalid_also_when_the_slot_is_filled_again() {
     assert_ne!(first, second);
     ok!(client, nvmlComputeInstanceDestroy(again));
 
-    // A handle of one kind is no handle of another, and neither is what the caller made up.
+    // A handle of one kind is invalid for another, as is an invented one.
     let local = 5_u64;
     let strangers = [null_mut(), gpu.cast(), (&raw const local).cast_mut().cast(), usize::MAX as *mut _];
     for stranger in strangers {
@@ -212,7 +212,7 @@ fn handles_of_what_is_gone_are_invalid_also_when_the_slot_is_filled_again() {
 }
 
 #[test]
-fn a_compute_instance_is_told_in_both_generations_without_writing_past_the_first() {
+fn ci_info_generations_respect_struct_sizes() {
     let client = Client::one("a100-40");
     let gpu = client.gpu(0);
     let gi = client.create(gpu, 9, 4, 4).unwrap();
@@ -225,7 +225,7 @@ fn a_compute_instance_is_told_in_both_generations_without_writing_past_the_first
     type GetInfo = unsafe extern "C" fn(nvmlComputeInstance_t, *mut nvmlComputeInstanceInfo_t) -> u32;
     // SAFETY: the function's type, but for a larger struct than it knows.
     let first: GetInfo = unsafe { std::mem::transmute(client.symbol(c"nvmlComputeInstanceGetInfo")) };
-    // SAFETY: a live handle and a struct of ours.
+    // SAFETY: a live handle and a local struct.
     assert_eq!(unsafe { first(ci, &mut v1) }, OK);
     ok!(client, nvmlComputeInstanceGetInfo_v2(ci, &mut v2));
     assert_eq!((v1.device, v1.gpuInstance, v1.id, v1.profileId), (v2.device, v2.gpuInstance, v2.id, v2.profileId));
@@ -236,7 +236,7 @@ fn a_compute_instance_is_told_in_both_generations_without_writing_past_the_first
 }
 
 #[test]
-fn mig_devices_are_dense_ordered_and_only_compute_instances() {
+fn mig_devices_are_compute_instances_in_dense_order() {
     let client = Client::one("a100-40");
     let gpu = client.gpu(0);
     let late = client.create(gpu, 9, 4, 4).unwrap();
@@ -267,7 +267,7 @@ fn mig_devices_are_dense_ordered_and_only_compute_instances() {
 }
 
 #[test]
-fn mode_changes_wait_for_a_reset_on_ampere_and_not_on_hopper() {
+fn mode_change_needs_reset_on_ampere_not_on_hopper() {
     let client = Client::of(
         "[[gpu]]\nmodel = \"a100-40\"\nmig = false\n[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n[[gpu]]\nmodel = \"t4\"\n",
     );
@@ -338,8 +338,8 @@ fn null_pointers_are_invalid_arguments_and_change_nothing() {
 }
 
 #[test]
-fn only_root_and_who_owns_the_host_may_change_it() {
-    // The library asks for the effective uid of the caller: a child takes that of nobody.
+fn only_root_and_the_owner_can_change_the_host() {
+    // The library checks the effective uid of the caller, so a child changes to that of `nobody`.
     for (description, wanted) in [("owner_is_root = false\n", NO_PERMISSION), ("", OK)] {
         let client = Client::of(&format!("{description}[[gpu]]\nmodel = \"a100-40\"\n"));
         // SAFETY: a plain system call.
@@ -365,20 +365,20 @@ fn only_root_and_who_owns_the_host_may_change_it() {
         if child == 0 {
             // SAFETY: as above.
             unsafe { libc::setuid(nobody) };
-            // The session was root's: who owns the host is read when one begins.
+            // A new session, because the caller's ownership of the host is checked when a session begins.
             rc!(client, nvmlShutdown());
             let begun = rc!(client, nvmlInit_v2());
             let mut made = null_mut();
             let code =
                 if begun == OK { rc!(client, nvmlDeviceCreateGpuInstance(gpu, 9, &mut made)) } else { 1000 + begun };
-            // SAFETY: a descriptor of ours and four bytes; then the child ends at once.
+            // SAFETY: a valid descriptor and four bytes; then the child ends at once.
             unsafe {
                 libc::write(pipe[1], (&raw const code).cast(), 4);
                 libc::_exit(0);
             }
         }
         let (mut code, mut status) = (0_u32, 0);
-        // SAFETY: our own child, and four bytes into four bytes.
+        // SAFETY: a child of this process, and four bytes into four bytes.
         unsafe {
             libc::waitpid(child, &mut status, 0);
             assert_eq!(libc::read(pipe[0], (&raw mut code).cast(), 4), 4);

@@ -26,7 +26,7 @@ const MIB: u64 = 1 << 20;
 const THREE: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\n[[gpu]]\nmodel = \"t4\"\n";
 
 impl Client {
-    /// This test's own process, on a GPU or in an instance.
+    /// Registers this test's own process on a GPU or in an instance.
     fn attach(&self, gpu: u32, kind: ProcessKind, at: Option<(u32, Option<u32>)>, memory_mib: u64) {
         let process = Process {
             pid: Pid::own(),
@@ -38,14 +38,14 @@ impl Client {
         self.change(|m| m.attach(gpu, process));
     }
 
-    /// Changes the host past the ABI.
+    /// Changes the host without the ABI.
     fn change(&self, change: impl FnOnce(&mut silicon::Machine) -> Result<(), silicon::Return>) {
         self.host.update(change).unwrap();
     }
 }
 
 #[test]
-fn every_gpu_is_found_in_every_way_and_tells_who_it_is() {
+fn every_gpu_is_found_by_every_lookup() {
     let mut found = 0;
     for preset in ["dgx-a100", "dgx-h100", "dgx-b200", "a30x4", "rtx-pro-6000x2", "mixed"] {
         let described = silicon::Description::preset(preset).unwrap();
@@ -94,7 +94,7 @@ fn toml(description: &silicon::Description) -> String {
 }
 
 #[test]
-fn load_is_not_known_with_mig_on() {
+fn load_is_unsupported_with_mig_on() {
     let client = Client::of(THREE);
     let (a100, t4) = (client.gpu(0), client.gpu(2));
     let mut rates = nvmlUtilization_t { gpu: 0, memory: 0 };
@@ -122,7 +122,7 @@ fn unsafe_zeroed<T>() -> T {
 }
 
 #[test]
-fn processes_are_told_in_three_generations_with_their_instances() {
+fn process_lists_have_three_generations() {
     let client = Client::of(THREE);
     let (a100, t4) = (client.gpu(0), client.gpu(2));
     let gi = client.create(a100, 9, 4, 4).unwrap();
@@ -159,7 +159,7 @@ fn processes_are_told_in_three_generations_with_their_instances() {
     ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(there, &mut count, entries.as_mut_ptr()));
     assert_eq!(count, 0);
 
-    // The unversioned form has entries of 16 bytes: what follows them stays as it was.
+    // The unversioned form has entries of 16 bytes: the bytes after them must not change.
     type List = unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut nvmlProcessInfo_v1_t) -> u32;
     // SAFETY: the function's type.
     let unversioned: List = unsafe { std::mem::transmute(client.symbol(c"nvmlDeviceGetComputeRunningProcesses")) };
@@ -181,7 +181,7 @@ fn processes_are_told_in_three_generations_with_their_instances() {
 }
 
 #[test]
-fn each_event_set_sees_every_event_once_from_its_registration_on() {
+fn event_set_gets_every_later_event_once() {
     let client = Client::of(THREE);
     let (a100, h100) = (client.gpu(0), client.gpu(1));
     let gi = client.create(a100, 9, 4, 4).unwrap();
@@ -201,7 +201,7 @@ fn each_event_set_sees_every_event_once_from_its_registration_on() {
     client.change(|m| m.xid(0, 43, Some(2), Some(0)));
     client.change(|m| m.xid(1, 79, None, None));
     let mut next = |set| {
-        // SAFETY: a live set and a struct of ours.
+        // SAFETY: a live set and a local struct.
         match unsafe { client.lib.nvmlEventSetWait_v2(set, &mut data, 0) } {
             0 => Ok((data.device, data.eventType, data.eventData, data.gpuInstanceId, data.computeInstanceId)),
             code => Err(code),
@@ -238,7 +238,7 @@ fn waiting_ends_with_the_event_and_not_with_the_timeout() {
 }
 
 #[test]
-fn a_lost_gpu_says_so_everywhere_until_the_next_boot() {
+fn lost_gpu_returns_lost_until_next_boot() {
     let client = Client::of(THREE);
     let gpu = client.gpu(0);
     let mut set = null_mut();
@@ -267,20 +267,20 @@ fn a_lost_gpu_says_so_everywhere_until_the_next_boot() {
 }
 
 #[test]
-fn fields_answer_each_for_itself() {
+fn fields_have_separate_return_codes() {
     let client = Client::of(THREE);
     let mut fields: [nvmlFieldValue_t; 3] = unsafe_zeroed();
     (fields[0].fieldId, fields[1].fieldId, fields[2].fieldId) = (186, 9999, 91);
     ok!(client, nvmlDeviceGetFieldValues(client.gpu(0), 3, fields.as_mut_ptr()));
     assert_eq!(fields.map(|field| field.nvmlReturn), [0, NOT_SUPPORTED, 0]);
-    // SAFETY: the type says that these are unsigned numbers.
+    // SAFETY: the type field shows that these are unsigned numbers.
     let (power, links) = unsafe { (fields[0].value.uiVal, fields[2].value.uiVal) };
     assert!(power > 10_000 && links == 12, "{power} mW, {links} links");
     assert_eq!(rc!(client, nvmlDeviceGetFieldValues(client.gpu(0), 0, fields.as_mut_ptr())), 2);
 }
 
 #[test]
-fn performance_monitoring_tells_the_activity_of_an_instance_on_hopper() {
+fn gpm_reports_activity_of_an_instance_on_hopper() {
     let client = Client::of(THREE);
     let (a100, h100) = (client.gpu(0), client.gpu(1));
     let mut support = nvmlGpmSupport_t { version: 1, isSupportedDevice: 9 };
@@ -306,7 +306,7 @@ fn performance_monitoring_tells_the_activity_of_an_instance_on_hopper() {
         let mut request: Box<nvmlGpmMetricsGet_t> = Box::new(unsafe_zeroed());
         (request.version, request.numMetrics, request.sample1, request.sample2) = (1, 2, first, second);
         (request.metrics[0].metricId, request.metrics[1].metricId) = (2, 5000);
-        // An entry that is not asked for stays as it was.
+        // An entry beyond the count must not change.
         request.metrics[2].value = 77.0;
         ok!(client, nvmlGpmMetricsGet(&mut *request));
         assert_eq!((request.metrics[0].nvmlReturn, request.metrics[1].nvmlReturn), (0, 2));
@@ -326,7 +326,7 @@ fn performance_monitoring_tells_the_activity_of_an_instance_on_hopper() {
 }
 
 #[test]
-fn accounting_is_off_and_stays_off_with_mig_on() {
+fn accounting_stays_off_with_mig_on() {
     let client = Client::of(THREE);
     let (a100, t4) = (client.gpu(0), client.gpu(2));
     let (mut mode, mut count, mut pids, mut stats) = (9, 4, [0; 4], unsafe_zeroed::<nvmlAccountingStats_t>());
@@ -353,7 +353,7 @@ fn accounting_is_off_and_stays_off_with_mig_on() {
 }
 
 #[test]
-fn rows_wait_for_a_reset_and_a_part_without_a_remapper_says_so() {
+fn row_remap_waits_for_reset_or_is_unsupported() {
     let client = Client::of(THREE);
     let rows = |gpu: u32| {
         let device = client.gpu(gpu);
@@ -374,9 +374,9 @@ fn rows_wait_for_a_reset_and_a_part_without_a_remapper_says_so() {
     assert_eq!(rows(2).0, NOT_SUPPORTED);
 }
 
-/// What btop, slurmd's AutoDetect and codecarbon ask for.
+/// Calls of btop, slurmd's AutoDetect and codecarbon.
 #[test]
-fn old_names_clocks_and_energy_are_answered() {
+fn old_names_clocks_and_energy_are_supported() {
     let client = Client::of(THREE);
     let t4 = client.gpu(2);
     let (mut now, mut by_old_name) = (u32::MAX, u32::MAX - 1);

@@ -1,4 +1,4 @@
-//! Begin and end of sessions, and what calls say outside of one.
+//! Start and end of sessions, and calls outside a session.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 
@@ -10,7 +10,7 @@ use client::{Client, string, text};
 const ONE_A100: &str = "[[gpu]]\nmodel = \"a100-80\"\n";
 
 #[test]
-fn calls_before_init_are_uninitialized_and_shutdown_without_init_is_fine() {
+fn calls_before_init_are_uninitialized() {
     let client = Client::fresh(ONE_A100);
     let mut count = 77;
     assert_eq!(rc!(client, nvmlDeviceGetCount_v2(&mut count)), 1);
@@ -43,12 +43,12 @@ fn sessions_are_counted_by_their_users() {
 }
 
 #[test]
-fn no_host_no_driver_and_another_layout_is_a_version_mismatch() {
+fn missing_host_and_other_layout_fail_at_init() {
     let client = Client::fresh(ONE_A100);
     let state = client.host.dir().join("state");
     let whole = std::fs::read(&state).unwrap();
 
-    // SAFETY: tests of a program take turns.
+    // SAFETY: tests of a program run one at a time.
     unsafe { std::env::remove_var("NVML_SIM_STATE") };
     assert_eq!(rc!(client, nvmlInit_v2()), 9);
     // SAFETY: as above.
@@ -61,7 +61,7 @@ fn no_host_no_driver_and_another_layout_is_a_version_mismatch() {
     for (what, content) in
         [("empty", Vec::new()), ("short", whole[..64].to_vec()), ("another magic", [b"x", &whole[1..]].concat())]
     {
-        // A fresh file each time: the one that the host has mapped must not shrink under it.
+        // A new file each time: the one that the host has mapped must not shrink.
         std::fs::remove_file(&state).unwrap();
         std::fs::write(&state, content).unwrap();
         assert_eq!(rc!(client, nvmlInit_v2()), 18, "{what}");
@@ -84,7 +84,7 @@ fn fault_rules_at_init_are_seen() {
 }
 
 #[test]
-fn a_forked_child_is_a_client_of_its_own() {
+fn forked_child_is_a_separate_client() {
     let client = Client::of(ONE_A100);
     let device = client.gpu(0);
     let own = std::process::id();
@@ -93,11 +93,11 @@ fn a_forked_child_is_a_client_of_its_own() {
     if child == 0 {
         let worked = client.uuid(device).is_ok();
         let clients = client.host.read().map_or(0, |m| m.state().clients.len());
-        // SAFETY: ends the child at once; nothing of the parent's is dropped.
+        // SAFETY: ends the child at once, without dropping anything of the parent's.
         unsafe { libc::_exit(if worked && clients == 2 { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: waits for our own child.
+    // SAFETY: waits for a child of this process.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0, "the child called the library and was registered");
     client.host.update(|_| Ok::<_, silicon::HostError>(())).unwrap();

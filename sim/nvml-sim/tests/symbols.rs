@@ -1,7 +1,7 @@
-//! The library exports what driver 550 exports, and `gpush_sim`: no more, no less.
+//! The library exports exactly the symbols of driver 550, and `gpush_sim`.
 //!
-//! A missing symbol is fatal to clients that resolve eagerly (nvtop); one of a newer driver makes
-//! clients choose a call that then fails (nvitop).
+//! A missing symbol is fatal to clients that resolve all symbols at start (nvtop); a symbol of a newer driver
+//! makes clients choose a call that then fails (nvitop).
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // of tests alone
@@ -26,7 +26,7 @@ fn exported_symbols_are_those_of_driver_550_and_gpush_sim() {
 }
 
 #[test]
-fn soname_is_the_drivers_and_the_library_is_never_unloaded() {
+fn soname_is_the_drivers_and_library_stays_loaded() {
     let Ok(output) = Command::new("readelf").arg("-d").arg(client::library()).output() else {
         println!("SKIPPED readelf: not installed; mend with `apt-get install binutils`");
         return;
@@ -36,7 +36,7 @@ fn soname_is_the_drivers_and_the_library_is_never_unloaded() {
     assert!(text.contains("NODELETE"), "{text}");
 }
 
-/// Defined dynamic symbols of a 64-bit little-endian ELF file.
+/// Returns the defined dynamic symbols of a 64-bit little-endian ELF file.
 fn exported(elf: &[u8]) -> BTreeSet<String> {
     let number = |at: usize, size: usize| -> usize {
         let mut bytes = [0; 8];
@@ -63,15 +63,15 @@ fn exported(elf: &[u8]) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_function_answers_a_call_of_zeros() {
-    // Some take pointers, some numbers, none needs more than eight: zeros are a NULL, an empty
-    // buffer, GPU 0, and no handle at all.
+fn every_function_accepts_zero_arguments() {
+    // Some take pointers, some numbers, none needs more than eight: zeros mean NULL, an empty buffer, GPU 0, or
+    // an invalid handle.
     type Zeros = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize) -> u32;
     const SESSION: [&str; 4] = ["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown"];
     const NO_SESSION: [&str; 2] = ["nvmlErrorString", "nvmlSystemGetNVMLVersion"];
     let client = client::Client::fresh("[[gpu]]\nmodel = \"h100-80-sxm\"\n");
     let call = |name: &str| {
-        // SAFETY: all of them are C functions of up to eight words; what is too much is ignored.
+        // SAFETY: all of them are C functions of up to eight words; excess arguments are ignored.
         let function: Zeros = unsafe { std::mem::transmute(client.symbol(&client::c(name))) };
         // SAFETY: a zero is a valid argument of every type that they take.
         unsafe { function(0, 0, 0, 0, 0, 0, 0, 0) }

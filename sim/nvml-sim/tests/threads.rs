@@ -1,4 +1,4 @@
-//! Several threads of one process on one host: each call is whole.
+//! Several threads of one process on one host: each call is atomic.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // of tests alone
@@ -15,7 +15,7 @@ const THREADS: u32 = 8;
 const ROUNDS: u32 = 150;
 
 #[test]
-fn threads_never_get_the_same_place_and_leave_nothing_behind() {
+fn threads_get_distinct_placements_and_leave_nothing() {
     let client = Client::of("[[gpu]]\nmodel = \"a100-80\"\ncount = 2\n");
     let (made, refused) = (AtomicU32::new(0), AtomicU32::new(0));
     let library = &client.lib;

@@ -1,12 +1,12 @@
-//! How long calls take on hardware, for hosts described with `latencies = true`.
+//! Durations of calls on hardware, for hosts with `latencies = true`.
 //!
-//! A GPU instance is created or destroyed in 0.1 to 1 s, a compute instance in less, and a mode
-//! change in seconds (DRA-driver maintainers; recorded runs). Which time within the range is a
-//! function of the call and the state, so that two runs of one script wait alike.
+//! A GPU instance is created or destroyed in 0.1 to 1 s, a compute instance in less, and a mode change in
+//! seconds (DRA-driver maintainers; recorded runs). The duration within the range depends on the call and the
+//! state only, so that two runs of one script wait equally.
 
 use std::time::Duration;
 
-/// Range in milliseconds, by the beginning of the function's name.
+/// Range in milliseconds, by prefix of the function's name.
 const RANGES: &[(&str, u64, u64)] = &[
     ("nvmlDeviceCreateGpuInstance", 100, 400),
     ("nvmlGpuInstanceDestroy", 200, 1000),
@@ -16,7 +16,7 @@ const RANGES: &[(&str, u64, u64)] = &[
     ("nvmlInit", 20, 60),
 ];
 
-/// How long the call takes; zero for calls that only read.
+/// Returns the duration of the call; zero for calls that only read.
 #[must_use]
 pub fn of(function: &str, gpu: u32, generation: u64) -> Duration {
     let Some(&(_, least, most)) = RANGES.iter().find(|(name, ..)| function.starts_with(name)) else {

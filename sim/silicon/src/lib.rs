@@ -1,15 +1,13 @@
-//! A simulated GPU host: what the silicon and the driver's resource manager do.
+//! A simulated GPU host: the behaviour of the hardware and the driver's resource manager.
 //!
-//! Why it exists: gpush must be provable on a machine without a GPU. The NVML ABI over it is
-//! `sim/nvml-sim`; the program that makes and changes simulated hosts is `sim/gpush-sim`.
-//! Nothing that ships depends on this crate.
+//! It makes gpush testable on a machine without a GPU. `sim/nvml-sim` provides the NVML ABI over it, and the
+//! program `sim/gpush-sim` creates and changes simulated hosts. Nothing that ships depends on this crate.
 //!
-//! - [`description`]: which host to simulate (a preset or a TOML file).
-//! - [`machine`]: the pure state machine. No I/O, no clock, no processes: everything it needs to
-//!   know about the world comes in as an argument.
-//! - [`host`]: that machine shared by all processes of one simulated host, through a mapped file.
+//! - [`description`]: the host to simulate (a preset or a TOML file).
+//! - [`machine`]: the pure state machine, without I/O, clock or processes: all external data are arguments.
+//! - [`host`]: that machine in a mapped file, shared by all processes of one simulated host.
 //! - [`fault`]: rules by which calls fail, hang, or kill their caller.
-//! - [`latency`]: how long real calls take, when wanted.
+//! - [`latency`]: durations of real calls, on request.
 //! - [`trace`]: the golden log of mutating calls.
 
 pub mod description;

@@ -1,7 +1,6 @@
 //! NVML's return codes, by the numbers of `nvml.h` (driver 550, `nvmlReturn_t`).
 //!
-//! The machine speaks in them because which condition gives which code is a behaviour of the
-//! driver that clients depend on.
+//! The machine uses them because clients depend on which condition returns which code.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +16,7 @@ macro_rules! returns {
             /// All codes, in order.
             pub const ALL: &'static [Return] = &[$(Return::$name,)*];
 
-            /// Name without the `NVML_` and `NVML_ERROR_` prefixes, such as `IN_USE`.
+            /// Returns the name without the `NVML_` and `NVML_ERROR_` prefixes, such as `IN_USE`.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Return::$name => $upper,)* }
@@ -33,13 +32,13 @@ returns! {
     Uninitialized = 1, "UNINITIALIZED";
     /// An argument is invalid, or a handle is stale.
     InvalidArgument = 2, "INVALID_ARGUMENT";
-    /// Not possible on this device or in its mode.
+    /// Not supported by this device or in its mode.
     NotSupported = 3, "NOT_SUPPORTED";
-    /// The caller lacks the right.
+    /// The caller lacks permission.
     NoPermission = 4, "NO_PERMISSION";
     /// Deprecated: initialised twice.
     AlreadyInitialized = 5, "ALREADY_INITIALIZED";
-    /// Nothing of that name or id.
+    /// No object of that name or id.
     NotFound = 6, "NOT_FOUND";
     /// The caller's array is too small.
     InsufficientSize = 7, "INSUFFICIENT_SIZE";
@@ -65,7 +64,7 @@ returns! {
     OperatingSystem = 17, "OPERATING_SYSTEM";
     /// Driver and library do not match.
     LibRmVersionMismatch = 18, "LIB_RM_VERSION_MISMATCH";
-    /// Somebody uses the object.
+    /// The object is in use.
     InUse = 19, "IN_USE";
     /// No memory.
     Memory = 20, "MEMORY";
@@ -73,11 +72,11 @@ returns! {
     NoData = 21, "NO_DATA";
     /// Not with ECC and vGPU.
     VgpuEccNotSupported = 22, "VGPU_ECC_NOT_SUPPORTED";
-    /// No capacity, or the wanted placement is occupied.
+    /// No capacity, or the requested placement is occupied.
     InsufficientResources = 23, "INSUFFICIENT_RESOURCES";
     /// The frequency is not supported.
     FreqNotSupported = 24, "FREQ_NOT_SUPPORTED";
-    /// The version word of a struct is not known.
+    /// Unknown version word of a struct.
     ArgumentVersionMismatch = 25, "ARGUMENT_VERSION_MISMATCH";
     /// The function is deprecated.
     Deprecated = 26, "DEPRECATED";
@@ -94,13 +93,13 @@ returns! {
 }
 
 impl Return {
-    /// The number of `nvml.h`.
+    /// Returns the number of `nvml.h`.
     #[must_use]
     pub const fn code(self) -> u32 {
         self as u32
     }
 
-    /// The return with this number.
+    /// Returns the code with this number.
     #[must_use]
     pub fn of_code(code: u32) -> Option<Self> {
         Self::ALL.iter().copied().find(|known| known.code() == code)
@@ -115,7 +114,7 @@ impl fmt::Display for Return {
 
 impl std::error::Error for Return {}
 
-/// Text that names no return code.
+/// A text that is not the name of a return code.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no NVML return code; give a number or a name such as IN_USE")]
 pub struct UnknownReturn(pub String);
@@ -123,7 +122,7 @@ pub struct UnknownReturn(pub String);
 impl FromStr for Return {
     type Err = UnknownReturn;
 
-    /// Reads `19`, `IN_USE`, `in_use` or `NVML_ERROR_IN_USE`.
+    /// Parses `19`, `IN_USE`, `in_use` or `NVML_ERROR_IN_USE`.
     fn from_str(text: &str) -> Result<Self, UnknownReturn> {
         let upper = text.to_ascii_uppercase();
         let name = upper.strip_prefix("NVML_ERROR_").or_else(|| upper.strip_prefix("NVML_")).unwrap_or(&upper);

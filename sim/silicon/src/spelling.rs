@@ -1,6 +1,6 @@
-//! The nearest known names to a misspelt one, for error messages.
+//! Suggestions for misspelt names in error messages.
 
-/// Number of insertions, deletions, substitutions and swaps that turn `a` into `b`.
+/// Returns the number of insertions, deletions, substitutions and swaps that turn `a` into `b`.
 fn distance(a: &str, b: &str) -> usize {
     let a: Vec<char> = a.to_lowercase().chars().collect();
     let b: Vec<char> = b.to_lowercase().chars().collect();
@@ -20,7 +20,7 @@ fn distance(a: &str, b: &str) -> usize {
     rows[a.len()][b.len()]
 }
 
-/// Up to three of `known` that `name` was likely meant to be, nearest first.
+/// Returns up to three of `known` that are most similar to `name`, most similar first.
 #[must_use]
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let limit = (name.chars().count() / 3).max(2);
@@ -30,7 +30,7 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<
         .filter_map(|candidate| {
             let other = candidate.to_lowercase();
             let d = distance(name, candidate);
-            // The beginning or a part of a name is near to it, however much is missing.
+            // A prefix or a part of a name is similar to it, whatever its length.
             let rank = if lower.len() >= 3 && other.starts_with(&lower) {
                 0
             } else if lower.len() >= 3 && other.contains(&lower) {
@@ -45,7 +45,7 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<
     close.into_iter().map(|(_, candidate)| candidate).take(3).collect()
 }
 
-/// `did you mean a, b or c?`, or what is known when nothing is near.
+/// Returns `did you mean a, b or c?`, or the known names if none is similar.
 #[must_use]
 pub fn suggest<'a>(name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
     let near = nearest(name, known.clone());
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_names_come_first_and_far_ones_not_at_all() {
+    fn similar_names_come_first_and_others_are_left_out() {
         let known = ["dgx-a100", "dgx-h100", "a30x4", "mixed"];
         assert_eq!(nearest("dgx-a10", known), ["dgx-a100", "dgx-h100"]);
         assert_eq!(nearest("a100", known), ["dgx-a100"]);

@@ -10,8 +10,7 @@ use crate::host::Host;
 use crate::returns::Return;
 
 impl Host {
-    /// Appends a line, if a trace is wanted. A trace that cannot be written is no reason to fail
-    /// a call.
+    /// Appends a line, if a trace is active. A trace that cannot be written does not fail the call.
     pub fn trace(&self, function: &str, gpu: Option<u32>, arguments: impl Display, outcome: Return) {
         let path = self.dir().join("trace");
         let Ok(mut file) = std::fs::OpenOptions::new().append(true).open(path) else { return };

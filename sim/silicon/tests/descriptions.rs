@@ -1,4 +1,4 @@
-//! Descriptions: presets, TOML, and what is said of wrong ones.
+//! Descriptions: presets, TOML, and error messages.
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use gpush_geometry::PRESETS;
@@ -28,7 +28,7 @@ fn every_preset_is_a_host() {
 }
 
 #[test]
-fn a_file_describes_all_there_is() {
+fn description_file_has_every_key() {
     let text = r#"
         driver = "535.183.01"
         cuda = "12.2"
@@ -65,7 +65,7 @@ fn a_file_describes_all_there_is() {
 }
 
 #[test]
-fn sixty_four_gpus_and_no_more() {
+fn sixty_four_gpus_are_the_maximum() {
     let host = |count: u32| Description::parse(&format!("[[gpu]]\nmodel = \"a30-24\"\ncount = {count}\n"));
     let machine = Machine::new(&host(64).unwrap()).unwrap();
     let buses: std::collections::BTreeSet<String> =
@@ -77,7 +77,7 @@ fn sixty_four_gpus_and_no_more() {
 }
 
 #[test]
-fn wrong_descriptions_say_where_and_how_to_mend() {
+fn invalid_descriptions_have_place_and_fix() {
     let tried = [
         ("", "line 1, column 1: no GPU is described; add `[[gpu]]`"),
         ("[[gpu]]\nmodle = \"t4\"\n", "line 2, column 1: unknown key `modle`; did you mean `model`?"),
@@ -110,7 +110,7 @@ fn wrong_descriptions_say_where_and_how_to_mend() {
 }
 
 #[test]
-fn a_host_is_made_once_and_opened_where_it_is() {
+fn host_is_created_once_and_opened_by_path() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("new");
     let nothing = Host::open(&at).unwrap_err();
@@ -121,7 +121,7 @@ fn a_host_is_made_once_and_opened_where_it_is() {
     assert!(matches!(Host::create(&at, &description), Err(HostError::Exists { .. })));
     let opened = Host::open(&at).unwrap();
     assert_eq!(opened.read().unwrap().state(), made.read().unwrap().state());
-    // A description that is changed under a state is another host's.
+    // A description that differs from its state belongs to another host.
     let path = at.join("description.toml");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace("seed = 0", "seed = 1")).unwrap();

@@ -1,4 +1,4 @@
-//! Fault rules: what they match, when they fire, what they do.
+//! Fault rules: which calls they match, when they fire, and their effects.
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn rcs(host: &Host, call: &Call<'_>, count: usize) -> Vec<Option<u32>> {
 }
 
 #[test]
-fn a_rule_passes_some_fails_some_and_is_done() {
+fn rule_passes_some_calls_fails_some_and_ends() {
     let (_dir, host) = host();
     let call = Call::on(DESTROY, 1).gpu_instance(3);
     assert_eq!(rcs(&host, &call, 2), [None, None], "no rules, no faults");
@@ -38,11 +38,11 @@ fn a_rule_passes_some_fails_some_and_is_done() {
     assert_eq!(rcs(&host, &call, 5), [None, Some(19), Some(19), None, None]);
     let (_, counter) = host.faults().unwrap()[0].clone();
     assert_eq!((counter.seen, counter.fired), (5, 2));
-    // Another process sees the counters where this one left them.
+    // Another process continues with these counters.
     let other = Host::open(host.dir()).unwrap();
     assert_eq!(rcs(&other, &call, 1), [None]);
     assert_eq!(host.faults().unwrap()[0].1.seen, 6);
-    // A rule that is changed counts anew.
+    // A changed rule starts with new counters.
     write(&host, "[[fault]]\nfunction = \"nvmlGpuInstanceDestroy\"\nrc = 19\ntimes = 1\n");
     assert_eq!(rcs(&other, &call, 2), [Some(19), None]);
 }
@@ -62,7 +62,7 @@ fn names_match_with_their_versions_and_by_pattern() {
 }
 
 #[test]
-fn a_probability_is_a_share_that_repeats_with_its_seed() {
+fn probability_is_repeatable_by_seed() {
     let fired = |seed: u64| {
         let (_dir, host) = host();
         write(&host, &format!("[[fault]]\nfunction=\"{DESTROY}\"\nrc=19\nprobability=0.25\nseed={seed}\n"));
@@ -77,7 +77,7 @@ fn a_probability_is_a_share_that_repeats_with_its_seed() {
 }
 
 #[test]
-fn a_lost_gpu_stays_lost_until_the_next_boot() {
+fn lost_gpu_stays_lost_until_reboot() {
     let (_dir, host) = host();
     host.add_fault(Rule { mutate: Some(Mutation::Lose), xid: Some(79), times: Some(1), ..Rule::new(DESTROY) }).unwrap();
     assert_eq!(rcs(&host, &Call::on(DESTROY, 1), 2), [Some(15), None], "the rule is done, the GPU is not back");
@@ -92,7 +92,7 @@ fn a_lost_gpu_stays_lost_until_the_next_boot() {
 }
 
 #[test]
-fn a_leaked_handle_blocks_until_its_process_ends() {
+fn leaked_handle_blocks_until_process_ends() {
     let (_dir, host) = host();
     let gi = host.update(|machine| machine.create_gpu_instance(0, 19, None)).unwrap();
     host.add_fault(Rule { mutate: Some(Mutation::Leak), ..Rule::new("nvmlDeviceGetGpuInstanceById") }).unwrap();
@@ -121,7 +121,7 @@ fn decisions_carry_activation_status_and_staleness() {
 }
 
 #[test]
-fn rules_for_callers_that_are_not_root_spare_root() {
+fn unprivileged_rules_do_not_apply_to_root() {
     let rule = Rule { unprivileged: true, ..Rule::new("nvmlDeviceSetMigMode") }.rc(Return::NoPermission);
     let call = Call::on("nvmlDeviceSetMigMode", 0);
     assert!(rule.matches(&call, false));
@@ -129,7 +129,7 @@ fn rules_for_callers_that_are_not_root_spare_root() {
 }
 
 #[test]
-fn a_hang_lasts_until_its_rule_is_removed_and_holds_no_lock() {
+fn hang_lasts_until_rule_removal_without_a_lock() {
     let (_dir, host) = host();
     host.add_fault(Rule { hang: true, ..Rule::new("nvmlDeviceSetMigMode") }).unwrap();
     host.add_fault(Rule::new(DESTROY).rc(Return::InUse)).unwrap();
@@ -138,13 +138,13 @@ fn a_hang_lasts_until_its_rule_is_removed_and_holds_no_lock() {
         while host.faults().unwrap()[0].1.fired == 0 {
             std::thread::yield_now();
         }
-        // Others work while it hangs, also with the lock.
+        // Other processes work while it hangs, and can take the lock.
         for _ in 0..20 {
             let gi = host.update(|machine| machine.create_gpu_instance(0, 19, None)).unwrap();
             host.update(|machine| machine.destroy_gpu_instance(gi)).unwrap();
         }
         assert!(!hung.is_finished());
-        // Another rule that goes does not end it, its own does.
+        // Removing another rule does not end it; removing its own does.
         assert_eq!(host.clear_faults(Some(1)).unwrap(), 1);
         assert_eq!(host.faults().unwrap().len(), 1);
         assert!(!hung.is_finished());
@@ -154,7 +154,7 @@ fn a_hang_lasts_until_its_rule_is_removed_and_holds_no_lock() {
 }
 
 #[test]
-fn a_delay_delays() {
+fn delay_rule_delays_a_call() {
     let (_dir, host) = host();
     host.add_fault(Rule { delay_ms: 40, ..Rule::new(DESTROY) }).unwrap();
     let started = Instant::now();
@@ -163,7 +163,7 @@ fn a_delay_delays() {
 }
 
 #[test]
-fn bad_rules_are_refused_with_place_and_fix() {
+fn invalid_rules_are_refused_with_place_and_fix() {
     let error = |text: &str| RuleFile::parse(text).unwrap_err().to_string();
     let tried = [
         ("[[fault]]\nfunctoin = \"nvmlInit\"\n", "line 2, column 1: unknown key `functoin`; did you mean `function`?"),
@@ -185,7 +185,7 @@ fn bad_rules_are_refused_with_place_and_fix() {
         assert!(error.starts_with("faults.toml: ") && error.contains(expected), "{text}\n{error}");
     }
     println!("{} wrong files refused", tried.len());
-    // A wrong file fails every call: a typo must not pass for "no faults".
+    // An invalid file fails every call: a typing error must not count as "no faults".
     let (_dir, host) = host();
     write(&host, "[[fault]]\n");
     let refused = host.before(&Call::new("nvmlInit_v2")).unwrap_err();

@@ -1,4 +1,4 @@
-//! MIG mode, reset, reboot, processes, events: the life of a GPU by its generation.
+//! MIG mode, reset, reboot, processes, events: the lifetime of a GPU by its generation.
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use silicon::description::GpuDescription;
@@ -40,7 +40,7 @@ fn ampere_waits_for_a_reset_and_survives_a_reboot() {
     machine.reboot("second".to_owned());
     assert_eq!(modes(&machine), (true, true));
     assert!(machine.gpus()[0].instances.is_empty(), "instances do not survive a reboot");
-    // A pending change comes into force at a reboot too, and can be taken back before.
+    // A pending change becomes effective at a reboot too, and can be reverted before.
     assert_eq!(machine.set_mig_mode(0, false, CALLER), Ok(Return::ResetRequired));
     assert_eq!(machine.set_mig_mode(0, true, CALLER), Ok(Return::Success));
     assert_eq!(modes(&machine), (true, true));
@@ -50,7 +50,7 @@ fn ampere_waits_for_a_reset_and_survives_a_reboot() {
 }
 
 #[test]
-fn ampere_says_who_blocks_by_its_activation_status() {
+fn ampere_reports_blockers_by_activation_status() {
     let mut machine = host("a30-24", false);
     machine.open(Pid { pid: CALLER, start: 1 });
     machine.open(Pid { pid: 7, start: 1 });
@@ -68,7 +68,7 @@ fn ampere_says_who_blocks_by_its_activation_status() {
 }
 
 #[test]
-fn an_idle_ampere_may_be_reset_by_the_driver() {
+fn idle_ampere_can_be_reset_by_the_driver() {
     let gpu = GpuDescription { mig: Some(false), resets_itself: true, ..GpuDescription::new("a100-40", 1) };
     let mut machine = Machine::new(&Description::of(vec![gpu])).unwrap();
     machine.attach(0, process(8, ProcessKind::Handle, None)).unwrap();
@@ -79,7 +79,7 @@ fn an_idle_ampere_may_be_reset_by_the_driver() {
 }
 
 #[test]
-fn hopper_changes_at_once_checks_at_the_first_instance_and_forgets_at_reboot() {
+fn hopper_mode_is_immediate_and_lost_at_reboot() {
     for model in ["h100-80-sxm", "b200-180"] {
         let mut machine = host(model, false);
         machine.attach(0, process(8, ProcessKind::Compute, None)).unwrap();
@@ -98,7 +98,7 @@ fn hopper_changes_at_once_checks_at_the_first_instance_and_forgets_at_reboot() {
 }
 
 #[test]
-fn a_boot_script_can_switch_hopper_on() {
+fn boot_script_can_enable_mig_on_hopper() {
     let gpu = GpuDescription { mig_at_boot: true, ..GpuDescription::new("h200-141", 2) };
     let mut machine = Machine::new(&Description::of(vec![gpu])).unwrap();
     machine.reboot("second".to_owned());
@@ -106,7 +106,7 @@ fn a_boot_script_can_switch_hopper_on() {
 }
 
 #[test]
-fn a_part_without_mig_says_so() {
+fn part_without_mig_returns_not_supported() {
     let mut machine = Machine::of_model("l4").unwrap();
     assert_eq!(machine.set_mig_mode(0, true, CALLER), Err(Return::NotSupported));
     assert_eq!(machine.create_gpu_instance(0, 0, None), Err(Return::NotSupported));
@@ -148,7 +148,7 @@ fn errors_are_those_of_the_driver() {
 }
 
 #[test]
-fn what_is_in_use_stays() {
+fn objects_in_use_are_not_destroyed() {
     let mut machine = Machine::of_model("h100-80-sxm").unwrap();
     let gi = machine.create_gpu_instance(0, 9, None).unwrap();
     let ci = machine.create_compute_instance(gi, 2, None).unwrap();
@@ -171,7 +171,7 @@ fn what_is_in_use_stays() {
 }
 
 #[test]
-fn memory_is_counted_where_it_is_used() {
+fn memory_counts_in_its_instance() {
     let mut machine = Machine::of_model("a100-80").unwrap();
     let gi = machine.create_gpu_instance(0, 19, None).unwrap();
     machine.create_compute_instance(gi, 0, None).unwrap();
@@ -185,7 +185,7 @@ fn memory_is_counted_where_it_is_used() {
 }
 
 #[test]
-fn each_listener_has_its_own_cursor() {
+fn listeners_have_separate_cursors() {
     let mut machine = Machine::of_model("a100-80").unwrap();
     machine.xid(0, 13, None, None).unwrap();
     let late = machine.events().cursor();
@@ -204,7 +204,7 @@ fn each_listener_has_its_own_cursor() {
     assert_eq!(collect(0, XID_CRITICAL_ERROR), [(8, 13, None), (8, 31, Some(gi.id))]);
     assert_eq!(collect(late, both), [(0x100, 0, Some(gi.id)), (8, 31, Some(gi.id))]);
     assert_eq!(collect(machine.events().cursor(), both), []);
-    // A queue that nobody reads does not grow for ever.
+    // A queue without readers does not grow without limit.
     for n in 0..1000 {
         machine.xid(0, n, None, None).unwrap();
     }
@@ -213,7 +213,7 @@ fn each_listener_has_its_own_cursor() {
 }
 
 #[test]
-fn the_same_slot_is_the_same_device_again() {
+fn same_slot_gives_the_same_uuid() {
     let mut machine = Machine::of_model("a100-80").unwrap();
     let uuid = |machine: &mut Machine| {
         let gi = machine.create_gpu_instance(0, 9, None).unwrap();
@@ -233,7 +233,7 @@ fn the_same_slot_is_the_same_device_again() {
 }
 
 #[test]
-fn the_device_index_is_dense_and_by_ids() {
+fn device_index_is_dense_and_ordered_by_ids() {
     let mut machine = Machine::of_model("a100-80").unwrap();
     let gis: Vec<_> = (0..3).map(|_| machine.create_gpu_instance(0, 14, None).unwrap()).collect();
     for gi in &gis {
@@ -253,7 +253,7 @@ fn the_device_index_is_dense_and_by_ids() {
 }
 
 #[test]
-fn readings_depend_on_seed_load_and_time_alone() {
+fn readings_depend_only_on_seed_load_and_time() {
     let mut machine = Machine::of_model("h100-80-sxm").unwrap();
     let idle = machine.reading(0, 1_000_000).unwrap();
     assert_eq!(machine.reading(0, 1_000_000).unwrap(), idle);

@@ -8,7 +8,7 @@ use silicon::{Machine, Return};
 
 mod invariants;
 
-/// A random call. Numbers are taken modulo what there is.
+/// A random call. Numbers are reduced to the valid range.
 #[derive(Debug, Clone)]
 enum Act {
     CreateGpu { profile: usize, placement: Option<usize> },
@@ -42,7 +42,7 @@ fn pick<T: Copy>(from: &[T], n: usize) -> Option<T> {
     if from.is_empty() { None } else { Some(from[n % from.len()]) }
 }
 
-/// Does one call. Says whether it was done, and undoes a creation to see that nothing is left.
+/// Makes one call. Returns whether it succeeded, and reverts a creation to check that nothing is left.
 fn perform(machine: &mut Machine, act: &Act) -> Result<bool, TestCaseError> {
     let part = machine.part(0).unwrap();
     match *act {
@@ -150,7 +150,7 @@ fn random_calls_keep_every_model_sound() {
 }
 
 #[test]
-fn a_stale_handle_is_never_mistaken_for_what_took_its_place() {
+fn stale_handle_never_matches_the_replacement() {
     let mut tried = 0;
     for key in KEYS {
         let mut machine = Machine::of_model(key).unwrap();

@@ -1,4 +1,4 @@
-//! One host, many processes: nothing is lost, nothing is torn, nobody waits for the dead.
+//! One host, many processes: no update is lost or torn, and no process waits for a dead one.
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 #![allow(unsafe_code)] // fork: a child that shares the parent's opened host is what is tested.
 
@@ -37,7 +37,7 @@ fn make(dir: &Path, model: &str, count: u32) -> Host {
     Host::create(dir, &Description::of(vec![GpuDescription::new(model, count)])).unwrap()
 }
 
-/// A small generator of its own: children must not share one.
+/// A small random generator: children must not share one.
 struct Dice(u64);
 
 impl Dice {
@@ -80,7 +80,7 @@ fn change(host: &Host, dice: &mut Dice) {
 }
 
 #[test]
-fn two_thousand_kills_leave_a_valid_state_each_time() {
+fn state_stays_valid_after_two_thousand_kills() {
     const KILLS: u32 = 2000;
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "a100-80", 4);
@@ -91,7 +91,7 @@ fn two_thousand_kills_leave_a_valid_state_each_time() {
             host.connect().unwrap();
             loop {
                 change(&host, &mut dice);
-                // The lock is not fair: without a pause three workers starve everybody else.
+                // The lock is not fair: without a pause three workers starve all other processes.
                 std::thread::sleep(Duration::from_micros(dice.below(300) as u64));
             }
         })
@@ -104,7 +104,7 @@ fn two_thousand_kills_leave_a_valid_state_each_time() {
         kill(workers[victim], Signal::SIGKILL).unwrap();
         let ended = reap(workers[victim]);
         assert!(matches!(ended, WaitStatus::Signaled(_, Signal::SIGKILL, _)), "a worker ended by itself: {ended:?}");
-        // Valid to one who has it open, to one who opens it, and to one who changes it.
+        // Valid for a process that has it open, for one that opens it, and for one that changes it.
         let machine = host.read().unwrap();
         instances += invariants::check(&machine);
         let fresh = Host::open(dir.path()).unwrap();
@@ -126,7 +126,7 @@ fn two_thousand_kills_leave_a_valid_state_each_time() {
 }
 
 #[test]
-fn no_update_of_concurrent_processes_and_threads_is_lost() {
+fn concurrent_updates_are_not_lost() {
     const EACH: u64 = 250;
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "a30-24", 1);
@@ -136,7 +136,7 @@ fn no_update_of_concurrent_processes_and_threads_is_lost() {
             invariants::check(&host.read().unwrap());
         }
     };
-    // Children of a fork, with the parent's host; and threads of the parent meanwhile.
+    // Forked children with the parent's host, and threads of the parent at the same time.
     let children: Vec<SystemPid> = (0..3).map(|_| child(|| count(&host))).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| count(&host));
@@ -151,7 +151,7 @@ fn no_update_of_concurrent_processes_and_threads_is_lost() {
 }
 
 #[test]
-fn a_fork_while_the_lock_is_held_does_not_hang_the_child() {
+fn fork_during_a_held_lock_does_not_hang_the_child() {
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "a30-24", 1);
     for _ in 0..50 {
@@ -170,7 +170,7 @@ fn a_fork_while_the_lock_is_held_does_not_hang_the_child() {
 }
 
 #[test]
-fn a_process_on_a_gpu_is_seen_until_it_is_gone() {
+fn process_on_gpu_is_listed_until_it_ends() {
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "l4", 1);
     let pid = child(|| {
@@ -184,7 +184,7 @@ fn a_process_on_a_gpu_is_seen_until_it_is_gone() {
     host.update(|machine| machine.attach(0, process)).unwrap();
     assert_eq!(host.read().unwrap().gpus()[0].processes, [process]);
     kill(pid, Signal::SIGKILL).unwrap();
-    // Dead, but not yet waited for: a zombie holds no GPU.
+    // Dead, but not yet reaped: a zombie holds no GPU.
     waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
     assert_eq!(host.read().unwrap().gpus()[0].processes, []);
     assert!(matches!(reap(pid), WaitStatus::Signaled(..)));
@@ -220,7 +220,7 @@ fn kill_rules_kill_before_or_after_the_call_takes_effect() {
 }
 
 #[test]
-fn events_wake_those_who_wait() {
+fn events_wake_waiting_listeners() {
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "a30-24", 1);
     let cursor = host.read().unwrap().events().cursor();
@@ -237,7 +237,7 @@ fn events_wake_those_who_wait() {
 }
 
 #[test]
-fn a_trace_has_whole_lines_of_those_who_call() {
+fn trace_has_whole_lines_of_all_callers() {
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "a30-24", 1);
     host.trace("nvmlDeviceCreateGpuInstance", Some(0), "14", Return::Success);

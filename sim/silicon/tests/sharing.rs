@@ -1,4 +1,4 @@
-//! Compute mode and time-slice level: what sets them, and what loses them.
+//! Compute mode and time-slice level: what sets them, and what resets them.
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use silicon::description::GpuDescription;
@@ -20,7 +20,7 @@ fn on_gpu(number: u32, kind: ProcessKind) -> Process {
     Process { pid: pid(number), kind, memory_mib: 100, gpu_instance: None, compute_instance: None }
 }
 
-/// Sets both, and must succeed.
+/// Sets both, which must succeed.
 fn set(machine: &mut Machine) {
     machine.set_compute_mode(0, EXCLUSIVE_PROCESS).unwrap();
     machine.set_timeslice(0, Timeslice::Long).unwrap();
@@ -34,7 +34,7 @@ fn settings(machine: &Machine) -> (u32, Timeslice) {
 const FORGOTTEN: (u32, Timeslice) = (0, Timeslice::Default);
 
 #[test]
-fn a_gpu_in_use_is_no_obstacle_and_odd_modes_are_refused() {
+fn compute_mode_can_change_on_a_gpu_in_use() {
     let mut machine = host("t4", false);
     machine.attach(0, on_gpu(8, ProcessKind::Compute)).unwrap();
     set(&mut machine);
@@ -53,7 +53,7 @@ fn a_gpu_in_use_is_no_obstacle_and_odd_modes_are_refused() {
 }
 
 #[test]
-fn with_mig_on_there_is_neither() {
+fn mig_disables_compute_mode_and_levels() {
     let mut machine = host("h100-80-sxm", false);
     set(&mut machine);
     machine.set_mig_mode(0, true, 100).unwrap();
@@ -68,7 +68,7 @@ fn with_mig_on_there_is_neither() {
 }
 
 #[test]
-fn a_reset_and_a_reboot_lose_both() {
+fn reset_and_reboot_lose_both_settings() {
     let mut machine = host("a100-80", false);
     set(&mut machine);
     machine.reset(0, None).unwrap();
@@ -79,7 +79,7 @@ fn a_reset_and_a_reboot_lose_both() {
 }
 
 #[test]
-fn persistence_keeps_what_the_last_client_would_take_along() {
+fn persistence_mode_keeps_settings_after_last_client() {
     let mut machine = host("a100-80", false);
     machine.open(pid(1));
     set(&mut machine);
@@ -102,14 +102,14 @@ fn persistence_keeps_what_the_last_client_would_take_along() {
         }
         set(&mut machine);
         assert!(!machine.reap(|_| true));
-        assert_eq!(settings(&machine), (EXCLUSIVE_PROCESS, Timeslice::Long), "somebody is there, case {number}");
+        assert_eq!(settings(&machine), (EXCLUSIVE_PROCESS, Timeslice::Long), "a client is left, case {number}");
         leave(&mut machine);
         assert_eq!(settings(&machine), FORGOTTEN, "case {number}");
     }
 }
 
 #[test]
-fn an_mps_client_is_listed_twice_and_its_server_once() {
+fn mps_client_is_listed_twice_and_server_once() {
     let mut machine = host("t4", false);
     machine.attach(0, on_gpu(7, ProcessKind::Compute)).unwrap();
     machine.attach(0, on_gpu(8, ProcessKind::Mps)).unwrap();

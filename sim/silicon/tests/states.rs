@@ -1,5 +1,5 @@
-//! All states of a GPU, found by walking the machine: create every profile at every placement
-//! until nothing new comes. A state is the set of its (profile, placement) pairs.
+//! All states of a GPU, found by walking the machine: every profile is created at every placement until no new
+//! state appears. A state is the set of its (profile, placement) pairs.
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ mod invariants;
 
 type State = BTreeSet<(u32, Placement)>;
 
-/// Number of states, and of those to which nothing can be added, using only these profiles.
+/// Returns the number of states, and of full states, using only these profiles.
 fn walk(model: &str, wanted: impl Fn(&str) -> bool) -> (usize, usize) {
     let empty = Machine::of_model(model).unwrap();
     let part = empty.part(0).unwrap();
@@ -70,7 +70,7 @@ fn other_seven_slice_parts_have_the_states_of_an_a100() {
 }
 
 #[test]
-fn the_driver_decides_how_much_memory_a_profile_has() {
+fn profile_memory_depends_on_the_driver() {
     use silicon::description::{Description, DriverVersion};
     let memory = |driver| {
         let machine = Machine::new(&Description::of_model("a100-40", driver)).unwrap();
@@ -82,7 +82,7 @@ fn the_driver_decides_how_much_memory_a_profile_has() {
 }
 
 #[test]
-fn the_driver_decides_which_profiles_there_are() {
+fn profiles_depend_on_the_driver() {
     use silicon::description::{Description, DriverVersion};
     let names = |driver| -> Vec<String> {
         let machine = Machine::new(&Description::of_model("a100-40", driver)).unwrap();
@@ -96,7 +96,7 @@ fn the_driver_decides_which_profiles_there_are() {
     assert!(new.contains(&"1g.5gb+me".to_owned()) && new.contains(&"1g.10gb".to_owned()), "{new:?}");
 }
 
-/// Number of states of the compute instances in one GPU instance of a profile.
+/// Returns the number of states of the compute instances in one GPU instance of a profile.
 fn compute_states(model: &str, name: &str) -> usize {
     let mut machine = Machine::of_model(model).unwrap();
     let part = machine.part(0).unwrap();

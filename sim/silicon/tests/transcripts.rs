@@ -16,10 +16,9 @@ struct Transcript {
     source: String,
 }
 
-/// The transcript that the rule does not reproduce. On an empty GH200 the driver put the first
-/// double-memory instances where it would put 2g ones, at ids 5, 3, 4; the rule starts at 6, the
-/// slot that no 2g can have, which leaves more pairs possible. Other transcripts do not tell how
-/// the driver weighs these, so the rule stays as it is.
+/// The transcript that the rule does not reproduce. On an empty GH200 the driver placed the first double-memory
+/// instances like 2g ones, at ids 5, 3, 4. The rule starts at 6, the slot that a 2g cannot have, which leaves
+/// more pairs possible. Other transcripts do not show how the driver weighs these, so the rule is unchanged.
 const EXCEPTION: (&str, [u32; 3], [u32; 3]) = ("gh200", [5, 3, 4], [6, 5, 3]);
 
 fn machine(model: &str, chip: Chip) -> Machine {
@@ -29,7 +28,7 @@ fn machine(model: &str, chip: Chip) -> Machine {
     Machine::new(&description).unwrap()
 }
 
-/// Profile id of a transcript's short name: the plain profile of so many slices.
+/// Returns the profile id for a transcript's short name: the plain profile with that many slices.
 fn profile_id(machine: &Machine, short: &str) -> u32 {
     let part = machine.part(0).unwrap();
     let index = match short {
@@ -44,7 +43,7 @@ fn profile_id(machine: &Machine, short: &str) -> u32 {
     part.profile_by_index(index).unwrap().data.id
 }
 
-/// GPU instance ids that the machine chooses; `None` where it says INSUFFICIENT_RESOURCES.
+/// Returns the GPU instance ids that the machine chooses; `None` for INSUFFICIENT_RESOURCES.
 fn choose(machine: &mut Machine, order: &[String]) -> Vec<Option<u32>> {
     order
         .iter()
@@ -106,7 +105,7 @@ fn recorded_transcripts_are_reproduced() {
 }
 
 #[test]
-fn the_exception_is_how_the_driver_places_2g() {
+fn exception_matches_the_placement_of_2g() {
     let mut machine = machine("gh200-96", Chip::Slot7Missing);
     let id = profile_id(&machine, "2g");
     let chosen: Vec<u32> = (0..3).map(|_| machine.create_gpu_instance(0, id, None).unwrap().id).collect();
@@ -114,7 +113,7 @@ fn the_exception_is_how_the_driver_places_2g() {
 }
 
 #[test]
-fn an_h100_nvl_lacks_slot_3_as_observed() {
+fn h100_nvl_lacks_slot_3_as_observed() {
     // Observed: profiles 9, 15, 19 in order give ids 1, 5, 13.
     let mut machine = machine("h100-nvl-94", Chip::Slot3Missing);
     let ids: Vec<u32> = [9, 15, 19].map(|id| machine.create_gpu_instance(0, id, None).unwrap().id).to_vec();

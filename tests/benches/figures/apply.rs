@@ -1,4 +1,4 @@
-//! Driver calls and time of an apply, beside permute-and-retry on the same simulated driver.
+//! Driver calls and duration of an apply, compared with permute and retry on the same simulated driver.
 
 use std::{
     process::{Command, Stdio},
@@ -21,11 +21,11 @@ use crate::{
 
 const MODEL: &str = "a100-80";
 
-/// From one layout to another, on one GPU.
+/// A change from one layout to another, on one GPU.
 struct Case {
     from: &'static str,
     to: &'static [&'static str],
-    /// Profile of an instance of `from` that a program holds.
+    /// Profile of an instance of `from` that a process uses.
     busy: Option<&'static str>,
 }
 
@@ -53,7 +53,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// What an apply cost.
+/// Cost of an apply.
 #[derive(Debug, Default)]
 struct Cost {
     creates: usize,
@@ -63,7 +63,7 @@ struct Cost {
     took: Duration,
 }
 
-/// Counts calls, and compares times with the simulator's realistic latencies on.
+/// Counts calls, and compares times with the simulator's realistic latencies.
 pub(crate) fn run() -> Report {
     let model = gpush_geometry::model(MODEL).expect("the model is known");
     let counted = Host::up(&format!("[[gpu]]\nmodel = \"{MODEL}\"\n"));
@@ -71,10 +71,11 @@ pub(crate) fn run() -> Report {
     let (agent, slow_agent) = (ctl::agent(&counted), ctl::agent(&timed));
     let mut report = Report::new(
         "Driver calls of an apply",
-        "An A100 80GB on the simulator, `creates + destroys` of GPU and compute instances together, failed calls \
-         among them; the minimum is found by trying every subset of kept instances and every placement. Beside it the same change by a client that destroys everything and then tries the \
-         instances in one order after the other, placements left to the driver. `time` is how many \
-         times longer that takes from start to end, with latencies as on hardware.",
+        "`creates + destroys` of GPU and compute instances together, including failed calls, for an A100 80GB on the \
+         simulator. The minimum comes from trying every subset of kept instances and every placement. `permute and \
+         retry` is a client that destroys all instances, and then creates the new ones in one order after the other, \
+         with the driver's placements. `time` is its duration as a multiple of gpush's, with latencies as on \
+         hardware.",
         &["from", "to", "minimum", "gpush", "failed", "permute and retry", "failed", "time"],
     );
     let (mut wasteful, mut failed) = (0, 0);
@@ -119,7 +120,7 @@ pub(crate) fn run() -> Report {
     report
 }
 
-/// `1g.10gb*2` for two in a row.
+/// Abbreviates two equal names in a row as `1g.10gb*2`.
 fn counted_names(names: &[&str]) -> String {
     let runs = names.chunk_by(|a, b| a == b).map(|run| match run.len() {
         1 => run[0].to_owned(),
@@ -144,7 +145,7 @@ fn said(cost: &Cost) -> String {
     }
 }
 
-/// One change by gpush or by the other client, from a fresh start.
+/// Makes one change with gpush or with the other client, on a fresh host.
 fn once(host: &Host, agent: &Agent, model: &Model, case: &Case, permute: bool) -> (Option<Minimum>, Cost) {
     must(host, agent, &["mig", "apply", "--gpu", "0", "--layout", "none"]);
     if case.from != "none" {
@@ -177,7 +178,7 @@ fn count(trace: &[Traced]) -> Cost {
     cost
 }
 
-/// The instances that stand, one of them put to use; and the pid of the program in it.
+/// Returns the existing instances, one of them in use, and the pid of its process.
 fn standing(host: &Host, agent: &Agent, case: &Case) -> (Vec<Instance>, Option<u32>) {
     let shown = must(host, agent, &["gpu", "show", "0", "--json"]);
     let gpus: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
@@ -188,21 +189,21 @@ fn standing(host: &Host, agent: &Agent, case: &Case) -> (Vec<Instance>, Option<u
         let start = instance["placement"]["start"].as_u64().and_then(|start| u8::try_from(start).ok());
         let busy = worker.is_none() && case.busy == Some(profile.as_str());
         if busy {
-            worker = Some(host.process(&format!("--gpu 0 --gi {} --ci 0", instance["id"])));
+            worker = Some(host.process(&format!("--gpu 0 --gi {} --ci 0", instance["gi"])));
         }
         found.push(Instance { profile, start: start.expect("a start"), busy });
     }
     (found, worker)
 }
 
-/// This program again, as the other client.
+/// Returns a command that runs this program as the other client.
 fn other_client(host: &Host, model: &Model, case: &Case) -> Command {
     let mut command = host.command(std::env::current_exe().expect("a bench knows its path"));
     command.arg("permute").arg(host.library()).arg(wanted_text(model, case.to)).stdin(Stdio::null());
     command
 }
 
-/// `gpu:compute` profile ids, one a wanted instance.
+/// Returns `gpu:compute` profile ids, one for each requested instance.
 fn wanted_text(model: &Model, wanted: &[&str]) -> String {
     let ids = wanted.iter().map(|name| {
         let all = all_profiles(model);
@@ -212,7 +213,7 @@ fn wanted_text(model: &Model, wanted: &[&str]) -> String {
     ids.collect::<Vec<_>>().join(",")
 }
 
-/// Each profile with its id and that of the compute instance that takes all of it.
+/// Returns each profile with its id and that of the compute instance that occupies all of it.
 fn all_profiles(model: &Model) -> Vec<(String, (u32, u32))> {
     let ids = model.gi_profiles.iter().filter_map(|profile| {
         let whole = profile.compute.iter().find(|compute| compute.name == profile.name)?;

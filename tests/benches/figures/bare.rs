@@ -1,5 +1,5 @@
-//! What our figures are compared with, in processes of their own: an HTTP server that has nothing to
-//! do, and a program that has initialised NVML and does nothing.
+//! References for comparisons, as separate processes: an HTTP server with static answers, and a program that
+//! initialises NVML and then sleeps.
 
 use std::{
     io::Read,
@@ -11,7 +11,7 @@ use std::{
 use axum::{Router, body::Bytes, http::header::CONTENT_TYPE, routing::get};
 use gpush_tests::host::Host;
 
-/// A process that ends with this value.
+/// A reference process. Dropping it ends it.
 pub(crate) struct Bare(pub(crate) Child);
 
 impl Drop for Bare {
@@ -27,7 +27,7 @@ fn own(arguments: &[&str]) -> Command {
     command
 }
 
-/// Starts it, and waits until it says a byte.
+/// Starts it, and waits until it writes a byte.
 fn started(mut command: Command) -> Bare {
     let mut child = command.spawn().expect("this program can be started again");
     let mut ready = [0];
@@ -40,12 +40,12 @@ fn is_ready() {
     let _ = std::io::stdout().write_all(b"+").and_then(|()| std::io::stdout().flush());
 }
 
-/// A server on this socket that answers everything with so many bytes, on the agent's HTTP stack.
+/// Starts a server on this socket that answers everything with `length` bytes, on the agent's HTTP stack.
 pub(crate) fn server(socket: &Path, length: usize) -> Bare {
     started(own(&["serve-static", &socket.display().to_string(), &length.to_string()]))
 }
 
-/// The server itself.
+/// Runs the server.
 pub(crate) fn serve(arguments: &[String]) {
     let [socket, length] = arguments else { panic!("a socket and a length") };
     let body = Bytes::from(vec![b'x'; length.parse().expect("a length")]);
@@ -64,14 +64,14 @@ pub(crate) fn serve(arguments: &[String]) {
     });
 }
 
-/// A program that has initialised the host's NVML, and waits.
+/// Starts a program that initialises the host's NVML, and waits.
 pub(crate) fn initialised(host: &Host) -> Bare {
     let mut command = own(&["initialise"]);
     command.arg(host.library()).envs(host.env());
     started(command)
 }
 
-/// The program itself.
+/// Runs that program.
 pub(crate) fn initialise(arguments: &[String]) {
     let library = arguments.first().expect("a library");
     let _nvml = nvml_wrapper::Nvml::builder().lib_path(library.as_ref()).init().expect("NVML");

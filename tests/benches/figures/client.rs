@@ -1,4 +1,4 @@
-//! A plain HTTP client on one connection that stays open, as any user of the host has it.
+//! A plain HTTP client on one persistent connection, as any user of the host can open it.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -16,15 +16,16 @@ pub(crate) const NOBODY: u32 = 65534;
 pub(crate) struct Client(BufReader<UnixStream>);
 
 impl Client {
-    /// Connects as whoever we are.
+    /// Connects as the current user.
     pub(crate) fn connect(socket: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         Ok(Self(BufReader::with_capacity(256 << 10, stream)))
     }
 
-    /// Connects as another user; the server reads the credentials of that moment. Root alone can: anybody
-    /// else stays who he is. Not for two threads at once: the process has one effective user.
+    /// Connects as another user; the server reads the credentials at that moment. Only root can do that; other
+    /// users connect as themselves. Do not call it from two threads at once: the process has one effective
+    /// user.
     pub(crate) fn connect_as(uid: u32, socket: &Path) -> io::Result<Self> {
         if !geteuid().is_root() {
             return Self::connect(socket);
@@ -38,7 +39,7 @@ impl Client {
         client
     }
 
-    /// One request and its whole answer: status, body, seconds.
+    /// Sends a request and reads the whole answer: status, body, seconds.
     pub(crate) fn ask(&mut self, method: &str, path: &str, body: &str) -> io::Result<(u16, Vec<u8>, f64)> {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: gpush\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
@@ -66,10 +67,10 @@ impl Client {
         Ok((status, answer, asked.elapsed().as_secs_f64()))
     }
 
-    /// Seconds that a request takes that must be answered with `status`.
+    /// Returns the seconds of a request whose answer must have `status`.
     ///
     /// # Panics
-    /// When it is answered otherwise.
+    /// If the answer has another status.
     pub(crate) fn timed(&mut self, method: &str, path: &str, body: &str, status: u16) -> f64 {
         let (answered, body, took) = self.ask(method, path, body).expect("an answer");
         assert_eq!(answered, status, "{method} {path}: {}", String::from_utf8_lossy(&body));

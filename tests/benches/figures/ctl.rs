@@ -1,4 +1,4 @@
-//! `gpushctl` against an agent to measure.
+//! `gpushctl` against an agent under measurement.
 
 use std::process::{Command, Output, Stdio};
 
@@ -7,19 +7,19 @@ use gpush_tests::{
     host::{Host, program},
 };
 
-/// An agent as people run it: without a config, logging no more than usual.
+/// Starts an agent with its default config and log level.
 pub(crate) fn agent(host: &Host) -> Agent {
     Setup::on(host).env("GPUSH_LOG", "info").start()
 }
 
-/// A `gpushctl` that speaks to this agent.
+/// Returns a `gpushctl` command that speaks to this agent.
 pub(crate) fn ctl(host: &Host, agent: &Agent, arguments: &[&str]) -> Command {
     let mut command = host.command(program("gpushctl"));
     command.args(arguments).env("GPUSH_SOCKET", agent.socket()).stdin(Stdio::null());
     command
 }
 
-/// Runs one that must work.
+/// Runs a command that must succeed.
 pub(crate) fn must(host: &Host, agent: &Agent, arguments: &[&str]) -> Output {
     let output = ctl(host, agent, arguments).output().expect("gpushctl can be started");
     let said = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,4 @@
-//! What a change costs beyond its driver calls: it is on disk before it is answered.
+//! Cost of a change beyond its driver calls: it is on disk before the answer.
 
 use std::path::Path;
 
@@ -16,10 +16,10 @@ const CHANGES: usize = 500;
 
 const CORDON: &str = "/v1/gpus/0/cordon";
 
-/// A change is a row of what it is about, one of the audit trail, and the head of the journal.
+/// A change writes one row about its object, one row of the audit trail, and the head of the journal.
 const TABLES: [&str; 3] = ["conditions", "audit", "head"];
 
-/// A database as plain as can be, whose commits are durable.
+/// Opens a minimal database with durable commits.
 fn plain(file: &Path) -> Connection {
     let database = Connection::open(file).expect("a database");
     database.pragma_update(None, "journal_mode", "WAL").expect("a log");
@@ -31,7 +31,7 @@ fn plain(file: &Path) -> Connection {
     database
 }
 
-/// Changes by turns with what they are made of.
+/// Measures changes and equivalent plain commits, alternating.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, "");
@@ -65,9 +65,10 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "A durable change",
         &format!(
-            "`POST {CORDON}`, which needs no driver call, on disk before it is answered; beside it, by turns, \
-             a commit of as many rows to a plain SQLite database on the same file system that is synced (WAL, \
-             synchronous FULL), and a request that changes nothing and is answered as long. {CHANGES} of each, medians."
+            "`POST {CORDON}`, which needs no driver call and is on disk before the answer. It alternates with its two \
+             parts: a synced commit of as many rows to a plain SQLite database on the same file system (WAL, \
+             synchronous FULL), and a request that changes nothing and has an answer of the same size. Medians of \
+             {CHANGES} each."
         ),
         &["", "ms", "ratio"],
     );

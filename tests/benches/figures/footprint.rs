@@ -1,4 +1,4 @@
-//! What the agent takes while nobody asks it anything.
+//! Resources of an idle agent.
 
 use std::{fs, time::Duration};
 
@@ -6,20 +6,20 @@ use gpush_tests::{agent::Agent, host::Host};
 
 use crate::{bare, ctl, report::Report};
 
-/// How long it is left alone: longer than its slow poll.
+/// Idle time: longer than the interval of the slow poll.
 const IDLE: Duration = Duration::from_secs(70);
 
-/// How long an agent without a slow poll is left alone.
+/// Idle time of an agent without a slow poll.
 const SILENT: Duration = Duration::from_secs(20);
 
-/// Driver calls that an agent without a slow poll makes while nobody asks, and while one asks for all GPUs.
+/// Returns the driver calls of an agent without a slow poll, when idle and during one request for all GPUs.
 fn calls() -> (u64, u64) {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[health]\npoll_s = 0\n");
     assert_eq!(agent.gpus().len(), 8);
-    // What it begins with is over when it knows of nothing that is stale.
+    // The work of the start is over when no reading is stale.
     agent.settle_reads();
-    // A rule that never fires counts what it sees.
+    // A rule that never fires counts the calls that match it.
     host.fault("nvml* --after 1000000000 --rc UNKNOWN");
     std::thread::sleep(SILENT);
     let counted = || {
@@ -32,7 +32,7 @@ fn calls() -> (u64, u64) {
     (silent, counted() - silent)
 }
 
-/// KiB of a line of /proc/PID/smaps_rollup.
+/// Returns the KiB of a line of /proc/PID/smaps_rollup.
 pub(crate) fn kib(pid: u32, line: &str) -> f64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("a process");
     let found = text.lines().find_map(|candidate| candidate.strip_prefix(line));
@@ -40,7 +40,7 @@ pub(crate) fn kib(pid: u32, line: &str) -> f64 {
     number.parse().expect("a number")
 }
 
-/// Seconds on a processor of all threads of a process.
+/// Returns the processor seconds of all threads of a process.
 pub(crate) fn ran(pid: u32) -> f64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
     let nanoseconds = tasks.flatten().filter_map(|task| {
@@ -50,7 +50,7 @@ pub(crate) fn ran(pid: u32) -> f64 {
     nanoseconds.sum::<f64>() / 1e9
 }
 
-/// Its driver worker: its only child that is itself again.
+/// Returns the pid of its driver worker: the only child with the same program.
 pub(crate) fn worker(agent: &Agent) -> u32 {
     let parent = format!("PPid:\t{}", agent.pid());
     let is_child = |pid: &u32| {
@@ -63,13 +63,13 @@ pub(crate) fn worker(agent: &Agent) -> u32 {
     all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_child).expect("a worker")
 }
 
-/// Memory and processor time.
+/// Measures memory and processor time.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     let bare = bare::initialised(&host);
     let agent = ctl::agent(&host);
     ctl::must(&host, &agent, &["mig", "apply", "--gpu", "all", "--layout", "1g.10gb*7"]);
-    // As after a while of work.
+    // As after some time of work.
     for _ in 0..100 {
         assert_eq!(agent.gpus().len(), 8);
     }
@@ -82,9 +82,9 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Footprint",
         &format!(
-            "8 GPUs with 56 instances, after 100 reads of all of them. Resident memory in MiB, and what of it is \
-             shared out (`Pss`); beside it a program that has initialised the same NVML and does nothing. Then left \
-             alone for {} s with one slow poll in between.",
+            "8 GPUs with 56 instances, after 100 reads of all GPUs. Resident and proportional memory (`Rss`, `Pss`) in \
+             MiB, compared with a program that only initialises the same NVML. Processor time is that of {} s without \
+             requests, with one slow poll.",
             IDLE.as_secs()
         ),
         &["", "resident", "proportional"],
@@ -103,9 +103,9 @@ pub(crate) fn run() -> Report {
     report.target("idle", "under 0.2 % of a core", &format!("{share:.3} %"), share < 0.2);
     let (silent, look) = calls();
     report.target(
-        "driver calls while nobody asks, without the slow poll",
-        "none but the wait for events, once a minute",
-        &format!("{silent} in {} s; a look at all GPUs takes {look}", SILENT.as_secs()),
+        "driver calls without requests and without the slow poll",
+        "only the wait for events, once a minute",
+        &format!("{silent} in {} s; reading all GPUs takes {look}", SILENT.as_secs()),
         silent <= 1 && look > 8,
     );
     report

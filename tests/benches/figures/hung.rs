@@ -1,4 +1,4 @@
-//! How long commands for other GPUs take while the reading of one hangs.
+//! Durations of commands for other GPUs while the reading of one hangs.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use gpush_tests::hung_gpu::{Compared, compare};
 
 use crate::report::Report;
 
-/// How often each command is run, in each condition.
+/// Runs of each command in each condition.
 const ROUNDS: usize = 15;
 
-/// Compares each command with itself.
+/// Compares each command with and without the hung GPU.
 pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "One GPU hangs",
-        "Four H100, GPU 0 and 1 shared through MPS, 2 with MIG, 3 time-sliced. Each command concerns one GPU, and is run \
-         while all GPUs answer and while the reading of GPU 1 hangs. Medians in ms. Resets, maintenance and runs of \
-         `nvidia-smi` that open all GPUs are not among them: these wait for each other.",
+        "Four H100: GPU 0 and 1 shared through MPS, 2 with MIG, 3 time-sliced. Each command concerns one GPU. It runs \
+         while all GPUs answer, and while the reading of GPU 1 hangs. Medians in ms. Resets, maintenance and runs of \
+         `nvidia-smi` that open all GPUs are not included, because they wait for each other.",
         &["", "all answer", "GPU 1 hangs"],
     );
     let compared = compare(ROUNDS);

@@ -1,7 +1,7 @@
-//! The figures of docs/benchmarks.md that are taken through the real programs.
+//! The figures of docs/benchmarks.md that are measured through the real programs.
 //!
-//! `cargo xtask bench` runs it, once a report. Ratios and counts within one run; nothing here is
-//! compared with another machine's times.
+//! `cargo xtask bench` runs this program once for each report. It compares ratios and counts within one run,
+//! never times with those of another machine.
 
 mod apply;
 mod bare;

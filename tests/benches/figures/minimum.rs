@@ -1,12 +1,12 @@
-//! The fewest instances that must be destroyed and created to reach a layout, by trying everything.
+//! The fewest instances to destroy and create for a layout, by exhaustive search.
 //!
-//! Deliberately without the planner's code and without its cleverness: every subset of the
-//! instances that stand is kept in turn, and every placement of the rest is tried around it. The
-//! figures of the parts are shared, the rules are not.
+//! It deliberately shares no code and no optimisation with the planner: it keeps every subset of the existing
+//! instances in turn, and tries every placement of the rest. Both use the same figures of GPU models, but
+//! separate rules.
 
 use gpush_geometry::{GpuProfile, Model};
 
-/// An instance that stands, or is to stand.
+/// An existing or requested instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Instance {
     /// Profile name.
@@ -17,8 +17,8 @@ pub(crate) struct Instance {
     pub(crate) busy: bool,
 }
 
-/// GPU instances to destroy and to create. Each carries one compute instance here, so these are
-/// the numbers of compute instances too.
+/// GPU instances to destroy and to create. Each has one compute instance here, so compute instances have the
+/// same numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Minimum {
     /// Destroys.
@@ -27,7 +27,7 @@ pub(crate) struct Minimum {
     pub(crate) creates: usize,
 }
 
-/// The minimum, or `None` when the layout cannot be reached without touching a busy instance.
+/// Returns the minimum, or `None` when the layout is not reachable without destroying a busy instance.
 pub(crate) fn minimum(model: &Model, standing: &[Instance], wanted: &[&str]) -> Option<Minimum> {
     let mut best: Option<usize> = None;
     for keep in 0..1_u32 << standing.len() {
@@ -47,7 +47,8 @@ pub(crate) fn minimum(model: &Model, standing: &[Instance], wanted: &[&str]) -> 
     best.map(|kept| Minimum { destroys: standing.len() - kept, creates: wanted.len() - kept })
 }
 
-/// What is wanted beyond what is kept; `None` when something is kept that is not wanted.
+/// Returns the requested profiles that are missing from `kept`; `None` if `kept` has one that was not
+/// requested.
 fn without<'a>(wanted: &[&'a str], kept: &[&Instance]) -> Option<Vec<&'a str>> {
     let mut missing = wanted.to_vec();
     for instance in kept {
@@ -61,7 +62,7 @@ fn profile<'a>(model: &'a Model, name: &str) -> Option<&'a GpuProfile> {
     model.gi_profiles.iter().find(|profile| profile.name == name)
 }
 
-/// Whether the rest can be placed somehow.
+/// Returns whether the missing profiles can be placed.
 fn place<'a>(model: &'a Model, placed: &mut Vec<(&'a GpuProfile, u8)>, missing: &[&str]) -> bool {
     let Some((first, rest)) = missing.split_first() else { return true };
     let Some(profile) = profile(model, first) else { return false };
@@ -76,7 +77,7 @@ fn place<'a>(model: &'a Model, placed: &mut Vec<(&'a GpuProfile, u8)>, missing: 
     false
 }
 
-/// Whether the last one placed goes with the others.
+/// Returns whether the last placed instance is compatible with the others.
 fn stands(model: &Model, placed: &[(&GpuProfile, u8)], start: u8, size: u8) -> bool {
     let Some(((newest, _), others)) = placed.split_last() else { return true };
     let apart = others.iter().all(|(other, at)| {

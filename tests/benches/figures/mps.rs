@@ -1,4 +1,4 @@
-//! What MPS daemons cost the agent, and how soon it knows of them.
+//! Cost of MPS daemons for the agent, and its delay in noticing their changes.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use gpush_api::MpsState;
 use gpush_tests::{
     agent::{Agent, Setup},
     host::Host,
-    mps::{Client, act, base, controls, daemon, daemons, reaches, real_programs, share, signal},
+    mps::{Client, act, base, controls, daemon, daemons, lease, reaches, real_programs, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -27,13 +27,13 @@ const SHARED: &str = "[[gpu]]\nmatch = [\"0-7\"]\nmode = \"mig\"\nlayout = [\"1g
                       [[gpu]]\nmatch = [\"8-15\"]\nmode = \"mps\"\n";
 const TARGETS: usize = 64;
 
-/// Of these, whole GPUs with a server and a client.
+/// Whole GPUs among them, each with a server and a client.
 const COMPUTING: usize = 8;
 
-/// How often each time is taken.
+/// Number of measurements of each time.
 const TIMES: usize = 20;
 
-/// How long the agent is left alone: several looks at each daemon's health.
+/// Idle time: several health checks of each daemon.
 const IDLE: Duration = Duration::from_secs(70);
 
 fn milliseconds(mut times: Vec<Duration>) -> (f64, f64) {
@@ -42,7 +42,7 @@ fn milliseconds(mut times: Vec<Duration>) -> (f64, f64) {
     (of(times.len() / 2), of(times.len() - 1))
 }
 
-/// From the start of a control daemon to its first answer, without gpushd.
+/// Returns the time from the start of a control daemon to its first answer, without gpushd.
 fn own_first_answer(host: &Host, control: &Path) -> Duration {
     let dir = host.scratch("alone");
     let _ = fs::remove_dir_all(&dir);
@@ -63,7 +63,7 @@ fn own_first_answer(host: &Host, control: &Path) -> Duration {
     took
 }
 
-/// Times of one daemon, each taken so often.
+/// Measured times of one daemon.
 #[derive(Default)]
 struct Times {
     own: Vec<Duration>,
@@ -73,7 +73,7 @@ struct Times {
 }
 
 impl Times {
-    /// Of the host's stand-ins, or of other programs.
+    /// Measures the simulated daemons of the host, or other programs.
     fn of(host: &Host, programs: Option<&Path>) -> Self {
         let setup = Setup::on(host).config("[mps]\nwithin_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
         let agent = match programs {
@@ -101,7 +101,7 @@ impl Times {
         assert_eq!(act(agent, "0", "start", &json!({})).status, 200);
         until(|| daemon(agent, "0").state == MpsState::Ready);
         self.starts.push(began.elapsed());
-        // As on a new day: what failed before does not count any more.
+        // Long enough for earlier failures to expire.
         std::thread::sleep(Duration::from_secs(1));
         assert_eq!(act(agent, "0", "restart", &json!({})).status, 200);
         let pid = reaches(agent, "0", MpsState::Ready).pid.expect("a pid");
@@ -114,11 +114,11 @@ impl Times {
         reaches(agent, "0", MpsState::Ready);
     }
 
-    /// A row each, and what they are measured by.
+    /// Adds a row for each time, with its target.
     fn report(self, whose: &str, report: &mut Report) {
         let [own, starts, noticed, again] = [self.own, self.starts, self.noticed, self.again].map(milliseconds);
         let rows = [
-            ("its own first answer", own),
+            ("first answer, without gpushd", own),
             ("start to ready", starts),
             ("death noticed", noticed),
             ("ready again", again),
@@ -129,7 +129,7 @@ impl Times {
         let beyond = starts.1 - own.0;
         report.target(
             &format!("start of {whose}"),
-            "ready within 50 ms of its own first answer",
+            "ready within 50 ms of the daemon's first answer",
             &format!("{beyond:.1} ms at most"),
             beyond < 50.0,
         );
@@ -148,7 +148,7 @@ impl Times {
     }
 }
 
-/// Until `is` holds, asked every millisecond or so; how long that took.
+/// Polls about every millisecond until `is` holds. Returns the elapsed time.
 fn until(is: impl Fn() -> bool) -> Duration {
     let began = Instant::now();
     while !is() {
@@ -157,24 +157,24 @@ fn until(is: impl Fn() -> bool) -> Duration {
     began.elapsed()
 }
 
-/// Times of one daemon, memory and processor time of many.
+/// Measures times of one daemon, and memory and processor time of many.
 pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "MPS daemons",
         &format!(
-            "Stand-ins of NVIDIA's programs, and where it is installed NVIDIA's own control daemon. Times of one \
-             daemon, {TIMES} times each, in ms: its own first answer after its start, without gpushd; from the request \
-             to start it until gpushd says ready; from SIGKILL until gpushd shows that it is gone, and until its \
-             successor serves. Then {TARGETS} targets, {COMPUTING} of them with a server and a client, left alone for \
-             {} s.",
+            "The simulated control daemon, and NVIDIA's own if it is installed. Times of one daemon in ms, measured \
+             {TIMES} times: from its start to its first answer, without gpushd; from the request to start it until \
+             gpushd reports `ready`; from SIGKILL until gpushd reports its end, and until the next daemon serves. \
+             Memory and processor time are those of {TARGETS} targets, {COMPUTING} of them with a server and a client, \
+             during {} s without requests.",
             IDLE.as_secs()
         ),
         &["", "median", "slowest"],
     );
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
-    Times::of(&host, None).report("a stand-in", &mut report);
+    Times::of(&host, None).report("the simulated daemon", &mut report);
     if let Some(programs) = real_programs(&host, "times of NVIDIA's own control daemon") {
-        Times::of(&host, Some(&programs)).report("NVIDIA's own", &mut report);
+        Times::of(&host, Some(&programs)).report("NVIDIA's daemon", &mut report);
     }
     drop(host);
 
@@ -188,7 +188,7 @@ pub(crate) fn run() -> Report {
     let _begun = agent.settle();
     let clients: Vec<Client> = (0..COMPUTING)
         .map(|nth| {
-            let taken = share(&agent, &(8 + nth).to_string(), &json!({})).expect("a share");
+            let taken = lease(&agent, &(8 + nth).to_string(), &json!({})).expect("a lease");
             Client::start(&host, &taken.environment)
         })
         .collect();
@@ -202,7 +202,7 @@ pub(crate) fn run() -> Report {
     report.target(
         "gpushd with 64 MPS targets",
         "resident under 40 MiB",
-        &format!("{:.1} MiB, {workers:.1} of them its driver worker's", agents + workers),
+        &format!("{:.1} MiB, {workers:.1} of them its driver worker", agents + workers),
         agents + workers < 40.0,
     );
     report.target("idle with 64 MPS targets", "under 0.5 % of a core", &format!("{used:.3} %"), used < 0.5);

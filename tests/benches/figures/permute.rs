@@ -1,9 +1,9 @@
-//! The other way to do it, as a yardstick: permute and retry.
+//! The reference for comparisons: permute and retry.
 //!
-//! What tools did before, mig-parted among them: destroy every instance, create the wanted ones in
-//! some order and leave each placement to the driver; when one does not fit, destroy what was made
-//! and try the next order. Written for this comparison from that description, and run as a process
-//! of its own on the same simulated driver.
+//! Earlier tools, mig-parted among them, work so: destroy every instance, create the requested ones in some
+//! order and leave each placement to the driver; when one does not fit, destroy the new ones and try the next
+//! order. This code was written from that description, and runs as its own process on the same simulated
+//! driver.
 
 #![allow(unsafe_code)] // It calls NVML's C functions for instances, which no safe crate offers without placement.
 
@@ -11,14 +11,14 @@ use std::{ffi::c_uint, path::Path, ptr};
 
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlComputeInstance_t, nvmlDevice_t, nvmlGpuInstance_t, nvmlReturn_t};
 
-/// Where an attempt got stuck.
+/// The reason why an attempt failed.
 #[derive(Debug)]
 pub(crate) struct Stuck(pub(crate) String);
 
-/// One wanted instance, with the one compute instance that takes all of it.
+/// A requested instance, with the one compute instance that occupies all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wanted {
-    /// Position of its profile's first mention: orders are tried from the written one on.
+    /// Position of its profile's first mention: the first order to try is the written one.
     pub(crate) rank: usize,
     /// GPU instance profile id.
     pub(crate) gpu_profile: c_uint,
@@ -26,7 +26,7 @@ pub(crate) struct Wanted {
     pub(crate) compute_profile: c_uint,
 }
 
-/// Puts the wanted instances on GPU `index`, in the first order in which the driver takes them.
+/// Creates the requested instances on GPU `index`, in the first order in which the driver accepts them.
 ///
 /// # Errors
 /// When an instance cannot be destroyed, or no order works.
@@ -46,7 +46,7 @@ pub(crate) fn apply(library: &Path, index: c_uint, known: &[Wanted], wanted: &[W
     }
 }
 
-/// The next distinct order, or false after the last.
+/// Changes to the next distinct order, or returns false after the last.
 fn next_permutation(order: &mut [Wanted]) -> bool {
     let Some(i) = (1..order.len()).rev().find(|&i| order[i - 1] < order[i]) else { return false };
     let Some(j) = (i..order.len()).rev().find(|&j| order[j] > order[i - 1]) else { return false };
@@ -63,7 +63,7 @@ struct Nvml {
 
 impl Nvml {
     fn open(library: &Path, index: c_uint) -> Result<Self, Stuck> {
-        // SAFETY: the simulated library's initialisers take no arguments and touch nothing of ours.
+        // SAFETY: the simulated library's initialisers take no arguments and access no memory of this program.
         let lib = unsafe { NvmlLib::new(library) }.map_err(|error| Stuck(error.to_string()))?;
         let mut device = ptr::null_mut();
         // SAFETY: the library is loaded; `device` outlives the call, which writes one handle.
@@ -135,12 +135,12 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: pairs with the init in `open`. What it returns changes nothing any more.
+        // SAFETY: pairs with the init in `open`. Its result no longer matters.
         let _ = unsafe { self.lib.nvmlShutdown() };
     }
 }
 
-/// Most instances of one kind that one GPU, or one GPU instance, can have; generous.
+/// Upper limit for instances of one kind on one GPU or in one GPU instance.
 const MOST: usize = 16;
 
 fn check(what: &str, code: nvmlReturn_t) -> Result<(), Stuck> {

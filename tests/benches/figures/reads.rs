@@ -1,4 +1,4 @@
-//! What it costs to ask for all GPUs: beside a static answer, with many clients, while a GPU hangs.
+//! Cost of a request for all GPUs: compared with a static answer, with many clients, and while a GPU hangs.
 
 use std::{
     path::Path,
@@ -16,13 +16,14 @@ use crate::{
 };
 
 const PATH: &str = "/v1/gpus";
-/// Clients at once, of so many users, and requests of each.
+/// Concurrent clients, their number of users, and requests of each client.
 const CLIENTS: (usize, usize, usize) = (200, 10, 5);
-/// How long the driver call hangs; the agent waits longer for it.
+/// Duration of the hanging driver call; the agent's deadline is longer.
 const HANG: Duration = Duration::from_secs(10);
 const CONFIG: &str = "[driver]\nread_ms = 15000\n";
 
-/// Asks by turns for the GPUs and for the static answer, until `go_on` says no: seconds of each.
+/// Requests the GPUs and the static answer alternately while `go_on` returns true. Returns the seconds of each
+/// answer.
 fn by_turns(ours: &mut Client, bare: &mut Client, go_on: impl Fn(usize) -> bool) -> (Vec<f64>, Vec<f64>) {
     let mut times = (Vec::new(), Vec::new());
     while go_on(times.0.len()) {
@@ -32,11 +33,11 @@ fn by_turns(ours: &mut Client, bare: &mut Client, go_on: impl Fn(usize) -> bool)
     times
 }
 
-/// Seconds of each answer to many clients at once, and how many were none.
+/// Returns the seconds of each answer to many concurrent clients, and the number of failures.
 fn many(socket: &Path) -> (Vec<f64>, usize) {
     let (clients, users, requests) = CLIENTS;
     let users: Vec<u32> = (0..users).map(|user| NOBODY - u32::try_from(user).expect("a few")).collect();
-    // Connected one after the other: the process has one effective user.
+    // Connected one after the other, because the process has only one effective user.
     let clients: Vec<Client> =
         (0..clients).map(|at| Client::connect_as(users[at % users.len()], socket).expect("a connection")).collect();
     let start = Barrier::new(clients.len());
@@ -71,7 +72,7 @@ fn hangs(agent: &Agent) {
     }
 }
 
-/// Reads beside a static answer.
+/// Measures reads compared with a static answer.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, CONFIG);
@@ -82,7 +83,7 @@ pub(crate) fn run() -> Report {
     let bare_socket = host.scratch("static.sock");
     let _server = bare::server(&bare_socket, body.len());
     let mut bare = Client::connect(&bare_socket).expect("a connection");
-    // Warm on both sides.
+    // Warm-up of both servers.
     by_turns(&mut ours, &mut bare, |done| done < 50);
     let begun = Instant::now();
     let calm = by_turns(&mut ours, &mut bare, |_| begun.elapsed() < HANG.mul_f64(0.9));
@@ -96,8 +97,8 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Reading the GPUs",
         &format!(
-            "`GET {PATH}` of 8 GPUs with 56 instances ({} KiB), asked by a user without rights on a connection that \
-             stays open; beside it, by turns, a static answer of that size on the same HTTP stack. Times in ms.",
+            "`GET {PATH}` of 8 GPUs with 56 instances ({} KiB), from an unprivileged user on a connection that stays \
+             open. It alternates with a static answer of that size on the same HTTP stack. Times in ms.",
             body.len() / 1024
         ),
         &["", "requests", "p50", "p99", "slowest"],
@@ -111,14 +112,14 @@ pub(crate) fn run() -> Report {
     };
     row("static answer", &calm.1);
     row("all GPUs", &calm.0);
-    row(&format!("all GPUs, {} clients of {} users at once", CLIENTS.0, CLIENTS.1), &crowd);
+    row(&format!("all GPUs, {} concurrent clients of {} users", CLIENTS.0, CLIENTS.1), &crowd);
     row("static answer, while the reading of a GPU hangs", &hung.1);
     let slowest = row("all GPUs, while the reading of a GPU hangs", &hung.0);
     let ratio = median(calm.0.clone()) / median(calm.1);
     let during = median(hung.0) / median(calm.0);
     report.target("all GPUs, p50", "at most 2 times a static answer", &format!("{ratio:.1} times"), ratio <= 2.0);
     report.target(
-        &format!("{} clients at once", CLIENTS.0),
+        &format!("{} concurrent clients", CLIENTS.0),
         "no error",
         &format!("{errors} of {} requests", CLIENTS.0 * CLIENTS.2),
         errors == 0,

@@ -1,5 +1,5 @@
-//! What a bench says: a table, and targets with what was measured. One JSON object on standard
-//! output; `cargo xtask bench` renders it.
+//! Output of a bench: a table, and targets with their measurements. It is one JSON object on standard output;
+//! `cargo xtask bench` renders it.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub(crate) struct Report {
     /// Heading.
     pub(crate) title: String,
-    /// How it was measured, in a sentence or two.
+    /// Method of the measurement, in one or two sentences.
     pub(crate) note: String,
     /// Column heads.
     pub(crate) columns: Vec<String>,
@@ -18,7 +18,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// An empty table.
+    /// Creates an empty table.
     pub(crate) fn new(title: &str, note: &str, columns: &[&str]) -> Self {
         let columns = columns.iter().map(|column| (*column).to_owned()).collect();
         Self { title: title.into(), note: note.into(), columns, ..Self::default() }
@@ -29,19 +29,19 @@ impl Report {
         self.targets.push(json!({ "what": what, "wanted": wanted, "measured": measured, "met": met }));
     }
 
-    /// Says it on standard output.
+    /// Prints it on standard output.
     pub(crate) fn print(&self) {
         let Self { title, note, columns, rows, targets } = self;
         println!("{}", json!({ "title": title, "note": note, "columns": columns, "rows": rows, "targets": targets }));
     }
 }
 
-/// The middle one of some measurements.
+/// Returns the median.
 pub(crate) fn median(values: Vec<f64>) -> f64 {
     percentile(values, 0.5)
 }
 
-/// The one below which this share of them is.
+/// Returns the value below which a share of the measurements lies.
 pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a small number")]

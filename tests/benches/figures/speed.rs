@@ -1,4 +1,4 @@
-//! How soon the agent is there, and what asking it costs.
+//! Start time of the agent, and cost of a command.
 
 use std::{
     process::{Command, Stdio},
@@ -17,7 +17,7 @@ const STARTS: usize = 15;
 /// Runs of each command.
 const RUNS: usize = 101;
 
-/// Time from start to ready, on a host with eight GPUs.
+/// Measures the time from start to ready, on a host with eight GPUs.
 pub(crate) fn start() -> Report {
     let host = Host::up("dgx-a100");
     let (mut ready, mut answered) = (Vec::new(), Vec::new());
@@ -36,7 +36,7 @@ pub(crate) fn start() -> Report {
     let mut report = Report::new(
         "Start of the agent",
         &format!(
-            "From the start of `gpushd` to its `READY=1`, and to its first answer about all 8 simulated GPUs; {STARTS} starts."
+            "Time from the start of `gpushd` to `READY=1`, and to the first answer about all 8 simulated GPUs, of {STARTS} starts."
         ),
         &["", "median ms", "slowest ms"],
     );
@@ -48,7 +48,7 @@ pub(crate) fn start() -> Report {
     report
 }
 
-/// `gpushctl status` beside `/bin/true`, by turns.
+/// Measures `gpushctl status` and `/bin/true`, alternating.
 pub(crate) fn status() -> Report {
     let host = Host::up("dgx-a100");
     let agent = ctl::agent(&host);
@@ -62,7 +62,7 @@ pub(crate) fn status() -> Report {
     let ratio = ours / nothing;
     let mut report = Report::new(
         "`gpushctl status`",
-        &format!("8 GPUs with 4 instances each, beside `/bin/true`, {RUNS} runs by turns, medians."),
+        &format!("8 GPUs with 4 instances each. Runs alternate with `/bin/true`; medians of {RUNS}."),
         &["command", "ms", "ratio"],
     );
     report.rows.push(vec!["`/bin/true`".into(), format!("{:.2}", nothing * 1e3), "1".into()]);

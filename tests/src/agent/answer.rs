@@ -1,4 +1,4 @@
-//! HTTP answers, taken apart by hand.
+//! HTTP answers, parsed without a library.
 
 use gpush_api::ApiError;
 use serde_json::Value;
@@ -15,20 +15,20 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The body as JSON.
+    /// Returns the body as JSON.
     ///
     /// # Panics
-    /// When it is none.
+    /// If it is not JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|error| panic!("{error}: {} {}", self.head, String::from_utf8_lossy(&self.body)))
     }
 
-    /// The body as an error of the API.
+    /// Returns the body as an API error.
     ///
     /// # Panics
-    /// When it is none.
+    /// If it is not one.
     #[must_use]
     pub fn error(&self) -> ApiError {
         assert!(self.status >= 400, "not an error: {} {}", self.head, String::from_utf8_lossy(&self.body));
@@ -37,7 +37,7 @@ impl Answer {
     }
 }
 
-/// An HTTP answer taken apart; `None` when it is none.
+/// Parses an HTTP answer; returns `None` if the bytes are not one.
 #[must_use]
 pub fn parse(bytes: &[u8]) -> Option<Answer> {
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;

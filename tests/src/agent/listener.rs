@@ -1,4 +1,4 @@
-//! A client of the stream of events, by hand: what stands on the wire is under test.
+//! A client of the event stream without a library: its exact bytes are under test.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -10,19 +10,20 @@ use gpush_api::{Event, EventKind, Happening, OperationState};
 
 use super::{Agent, PATIENCE};
 
-/// Somebody who listens.
+/// A listener on the event stream.
 #[derive(Debug)]
 pub struct Listener {
     stream: BufReader<UnixStream>,
-    /// The id that came last, also without an event.
+    /// The last id received, also without an event.
     pub place: String,
 }
 
 impl Agent {
-    /// Listens with these parameters (`?kinds=gpu`, or nothing), from `last` on if it is given.
+    /// Listens with these parameters (`?kinds=gpu`, or nothing), starting after the event `last` if it is
+    /// given.
     ///
     /// # Panics
-    /// When the agent does not let it.
+    /// If the agent refuses.
     #[must_use]
     pub fn listen(&self, parameters: &str, last: Option<&str>) -> Listener {
         let mut stream = self.connect();
@@ -33,7 +34,7 @@ impl Agent {
         let status = listener.line().expect("an answer");
         assert!(status.starts_with("HTTP/1.1 200 "), "{status}");
         while !listener.line().expect("a head").is_empty() {}
-        // The first piece says where it begins: from then on nothing is missed.
+        // The first piece names the position at which the stream begins: from there no event is missed.
         assert_eq!(listener.piece().expect("a place"), None);
         listener
     }
@@ -46,8 +47,8 @@ impl Listener {
         (read > 0).then(|| line.trim_end().to_owned())
     }
 
-    /// The next piece of the stream, an event or none; `None` when the stream has ended. The chunks in
-    /// which it comes are left out: no line of an event looks like the length of one.
+    /// Returns the next piece of the stream, with an event or without; `None` when the stream has ended. It
+    /// skips the lengths of HTTP chunks, which resemble no line of an event.
     fn piece(&mut self) -> Option<Option<Event>> {
         let mut event = None;
         let mut begun = false;
@@ -70,7 +71,7 @@ impl Listener {
         }
     }
 
-    /// The next event; `None` when the stream has ended.
+    /// Returns the next event; `None` when the stream has ended.
     pub fn event(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.piece()? {
@@ -79,10 +80,10 @@ impl Listener {
         }
     }
 
-    /// Events up to and with the first that `is` says yes to.
+    /// Returns the events up to and including the first that satisfies `is`.
     ///
     /// # Panics
-    /// When the stream ends before, or that takes too long: signs of life keep it from being silent.
+    /// If the stream ends before that or takes too long: keep-alives prevent a read timeout.
     pub fn until(&mut self, is: impl Fn(&Event) -> bool) -> Vec<Event> {
         let mut events = Vec::new();
         let until = Instant::now() + PATIENCE;
@@ -98,12 +99,12 @@ impl Listener {
         }
     }
 
-    /// Events up to and with the end of an operation.
+    /// Returns the events up to and including the end of an operation.
     pub fn until_end_of(&mut self, id: &str) -> Vec<Event> {
         self.until(|event| state(event).is_some_and(|(of, state)| of == id && state.is_final()))
     }
 
-    /// The next event of a kind.
+    /// Returns the next event of a kind.
     ///
     /// # Panics
     /// When the stream ends before.
@@ -112,7 +113,7 @@ impl Listener {
     }
 }
 
-/// Which operation an event is about, and its state.
+/// Returns the operation of an event, and its state.
 #[must_use]
 pub fn state(event: &Event) -> Option<(&str, OperationState)> {
     match &event.what {
@@ -122,13 +123,14 @@ pub fn state(event: &Event) -> Option<(&str, OperationState)> {
         | Happening::Driver(_)
         | Happening::Xid(_)
         | Happening::Mps(_)
+        | Happening::Lease(_)
         | Happening::Stray(_)
         | Happening::Change(_)
         | Happening::Resync(_) => None,
     }
 }
 
-/// The number of an event within its life of the agent.
+/// Returns the number of an event since the agent's start.
 ///
 /// # Panics
 /// When its id has none.

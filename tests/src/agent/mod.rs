@@ -1,8 +1,8 @@
-//! A `gpushd` under test: the real program on a simulated host, asked over its socket.
+//! A `gpushd` under test: the real program on a simulated host, used through its socket.
 //!
-//! It counts as started when it tells its service manager so, which is this harness; nothing here
-//! waits by the clock. Requests are written by hand on the socket: what the agent says to a plain
-//! HTTP client is under test, not a library's idea of it.
+//! The harness acts as the service manager: the agent counts as started when it sends its ready notification.
+//! No wait depends on a fixed time. Requests are plain bytes on the socket, so that the tests see what any HTTP
+//! client would see.
 
 mod answer;
 mod listener;
@@ -38,10 +38,10 @@ pub use self::{
 };
 use crate::host::Host;
 
-/// How long anything may take before a test gives up. Generous: the machine may be busy.
+/// Time limit for anything in a test. It is generous, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running agent; ended when dropped.
+/// A running agent. Dropping it kills it.
 #[derive(Debug)]
 pub struct Agent {
     child: Child,
@@ -65,14 +65,22 @@ fn wait(child: &mut Child) -> ExitStatus {
 }
 
 impl Agent {
-    /// An agent on `host` with this config.
+    /// Starts an agent on `host` with this config.
     #[must_use]
     pub fn start(host: &Host, config: &str) -> Self {
         Setup::on(host).config(config).start()
     }
 
-    /// The same, on a socket that other users can reach: it lies in a directory of its own that is
-    /// open to all.
+    /// Starts an agent on a host whose previous agent has ended, in another second. Times of the API have no fraction,
+    /// so no operation of the previous agent seems to be one of this agent.
+    #[must_use]
+    pub fn start_again(host: &Host, config: &str) -> Self {
+        let into_second = jiff::Timestamp::now().as_millisecond().rem_euclid(1000).unsigned_abs();
+        std::thread::sleep(Duration::from_millis(1000 - into_second));
+        Self::start(host, config)
+    }
+
+    /// Starts an agent on a socket that other users can reach, in a directory that is open to all.
     #[must_use]
     pub fn start_public(host: &Host, config: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("gpush-socket-").tempdir().expect("a temporary directory");
@@ -82,13 +90,13 @@ impl Agent {
         agent
     }
 
-    /// Its pid.
+    /// Returns its pid.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its socket.
+    /// Returns the path of its socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -101,7 +109,7 @@ impl Agent {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Replaces its config file, without telling it.
+    /// Replaces its config file, without a reload.
     ///
     /// # Panics
     /// When the file can't be written.
@@ -109,7 +117,7 @@ impl Agent {
         std::fs::write(&self.config, text).expect("the config can be written");
     }
 
-    /// Has it take another config.
+    /// Writes another config and reloads it.
     ///
     /// # Panics
     /// When it refuses it.
@@ -129,7 +137,7 @@ impl Agent {
         }
     }
 
-    /// The same; its exit status when it ends before.
+    /// Waits for this line. Returns the exit status if it ends first.
     fn says(&mut self, line: &str) -> Result<(), ExitStatus> {
         let until = Instant::now() + PATIENCE;
         self.notify.set_read_timeout(Some(Duration::from_millis(20))).expect("a timeout can be set");
@@ -156,15 +164,15 @@ impl Agent {
         kill(Pid::from_raw(pid), signal).expect("gpushd can be signalled");
     }
 
-    /// Whether it has ended.
+    /// Returns whether it has ended.
     ///
     /// # Panics
-    /// When that can't be told.
+    /// If the process status cannot be read.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("a child can be waited for").is_some()
     }
 
-    /// Waits until it has ended.
+    /// Waits until it ends.
     ///
     /// # Panics
     /// When it does not.
@@ -172,17 +180,17 @@ impl Agent {
         wait(&mut self.child)
     }
 
-    /// Asks it to stop and waits until it has.
+    /// Sends SIGTERM and waits until it has ended.
     ///
     /// # Panics
-    /// When it ends otherwise than it should.
+    /// If it ends with an error.
     pub fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         let status = self.wait();
         assert!(status.success(), "gpushd ended with {status}:\n{}", self.log());
     }
 
-    /// Kills it without warning.
+    /// Sends SIGKILL.
     ///
     /// # Panics
     /// When it is gone already.
@@ -191,24 +199,24 @@ impl Agent {
         assert_eq!(self.wait().signal(), Some(9));
     }
 
-    /// Sends bytes as they are, and gives back the whole answer once the agent has closed.
+    /// Sends bytes unchanged. Returns the whole answer once the agent has closed the connection.
     ///
     /// # Panics
-    /// When there is no connection to be had.
+    /// If no connection is possible.
     #[must_use]
     pub fn raw(&self, bytes: &[u8]) -> Vec<u8> {
         Self::exchange(self.connect(), bytes)
     }
 
     fn exchange(mut stream: UnixStream, bytes: &[u8]) -> Vec<u8> {
-        // It may have answered and closed before it has read all of it.
+        // It may answer and close before it has read everything.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         answer
     }
 
-    /// As [`Agent::raw`], of an agent that may die: `None` when there is no connection to be had.
+    /// As [`Agent::raw`], for an agent that may die: returns `None` if no connection is possible.
     #[must_use]
     pub fn try_raw(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         let stream = UnixStream::connect(&self.socket).ok()?;
@@ -216,10 +224,10 @@ impl Agent {
         Some(Self::exchange(stream, bytes))
     }
 
-    /// Follows an operation to its end, of an agent that may die on the way: `None` when it has.
+    /// Follows an operation to its end, in an agent that may die. Returns `None` if it has died.
     ///
     /// # Panics
-    /// When neither ends.
+    /// If neither the operation nor the agent ends.
     pub fn outlives(&mut self, id: &str) -> Option<Operation> {
         let until = Instant::now() + PATIENCE;
         let request =
@@ -237,10 +245,10 @@ impl Agent {
         }
     }
 
-    /// A connection to it.
+    /// Opens a connection to it.
     ///
     /// # Panics
-    /// When there is none to be had.
+    /// If that fails.
     #[must_use]
     pub fn connect(&self) -> UnixStream {
         self.connect_at(&self.socket)
@@ -252,10 +260,10 @@ impl Agent {
         stream
     }
 
-    /// Any request.
+    /// Sends a request.
     ///
     /// # Panics
-    /// When the answer is no HTTP.
+    /// If the answer is not HTTP.
     #[must_use]
     pub fn request(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
         let mut bytes = format!(
@@ -267,16 +275,16 @@ impl Agent {
         parse(&self.raw(&bytes)).unwrap_or_else(|| panic!("no answer to {method} {path}:\n{}", self.log()))
     }
 
-    /// `GET`.
+    /// Sends a `GET`.
     #[must_use]
     pub fn get(&self, path: &str) -> Answer {
         self.request("GET", path, "", b"")
     }
 
-    /// `GET` over another socket of it.
+    /// Sends a `GET` to another of its sockets.
     ///
     /// # Panics
-    /// When the answer is no HTTP.
+    /// If the answer is not HTTP.
     #[must_use]
     pub fn get_at(&self, socket: &Path, path: &str) -> Answer {
         let request = format!("GET {path} HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n\r\n");
@@ -284,16 +292,16 @@ impl Agent {
         parse(&answer).unwrap_or_else(|| panic!("no answer to GET {path}:\n{}", self.log()))
     }
 
-    /// `POST` of JSON.
+    /// Sends a `POST` with JSON.
     #[must_use]
     pub fn post(&self, path: &str, body: &Value) -> Answer {
         self.request("POST", path, "content-type: application/json\r\n", body.to_string().as_bytes())
     }
 
-    /// All GPUs.
+    /// Returns all GPUs.
     ///
     /// # Panics
-    /// When they can't be had.
+    /// If the request fails.
     #[must_use]
     pub fn gpus(&self) -> Vec<Gpu> {
         let answer = self.get("/v1/gpus");
@@ -301,10 +309,10 @@ impl Agent {
         serde_json::from_value(answer.json()).expect("GPUs")
     }
 
-    /// One GPU, by index.
+    /// Returns one GPU, by index.
     ///
     /// # Panics
-    /// When it can't be had.
+    /// If the request fails.
     #[must_use]
     pub fn gpu(&self, index: u32) -> Gpu {
         let answer = self.get(&format!("/v1/gpus/{index}"));
@@ -315,7 +323,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // SIGKILL: a test that fails must not wait for an operation that hangs.
+        // SIGKILL: a failing test must not wait for an operation that hangs.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Operations of a gpushd under test: begun, followed, cancelled.
+//! Operations of a gpushd under test: started, followed, cancelled.
 
 use std::time::Instant;
 
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use super::{Agent, Answer, PATIENCE};
 
 impl Agent {
-    /// Asks for entries on GPUs: the operation as it was begun, or the refusal.
+    /// Requests entries on GPUs. Returns the operation at its start, or the refusal.
     pub fn begin(&self, gpus: &[&str], entries: &[&str]) -> Result<Operation, ApiError> {
-        self.begin_with(&json!({ "gpus": gpus, "layout": { "entries": entries } }))
+        self.begin_with(&json!({ "selectors": gpus, "layout_source": { "entries": entries } }))
     }
 
-    /// Asks for whatever the body says.
+    /// Sends the body as an apply request.
     ///
     /// # Errors
     /// The refusal.
@@ -28,16 +28,16 @@ impl Agent {
         Err(answer.error())
     }
 
-    /// An operation as it is now.
+    /// Returns the present state of an operation.
     ///
     /// # Panics
-    /// When there is none of that id.
+    /// If no operation has that id.
     #[must_use]
     pub fn operation(&self, id: &str) -> Operation {
         serde_json::from_value(self.get(&format!("/v1/operations/{id}")).json()).expect("an operation")
     }
 
-    /// Follows an operation until `is` says yes to it.
+    /// Follows an operation until it satisfies `is`.
     ///
     /// # Panics
     /// When it ends before, or that takes too long.
@@ -73,7 +73,7 @@ impl Agent {
         operation
     }
 
-    /// Asks for entries on GPUs and follows the operation to its end.
+    /// Requests entries on GPUs and follows the operation to its end.
     ///
     /// # Panics
     /// When it is refused.
@@ -85,19 +85,19 @@ impl Agent {
         }
     }
 
-    /// The same, without making an override.
+    /// As [`Agent::apply`], without creating an override.
     ///
     /// # Panics
     /// When it is refused.
     #[must_use]
     pub fn apply_once(&self, gpus: &[&str], entries: &[&str]) -> Operation {
-        match self.begin_with(&json!({ "gpus": gpus, "layout": { "entries": entries }, "once": true })) {
+        match self.begin_with(&json!({ "selectors": gpus, "layout_source": { "entries": entries }, "once": true })) {
             Ok(operation) => self.follow(operation),
             Err(error) => panic!("{error:?}"),
         }
     }
 
-    /// Waits until no operation goes on, and gives all that this agent began, oldest first.
+    /// Waits until no operation is running. Returns all operations of this agent, oldest first.
     ///
     /// # Panics
     /// When one does not end.

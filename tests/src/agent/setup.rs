@@ -1,4 +1,4 @@
-//! How an agent under test is started: its config, environment, descriptors, and who starts it.
+//! Start of an agent under test: its config, environment, descriptors, and the program that starts it.
 
 use std::{
     os::{fd::OwnedFd, unix::net::UnixDatagram},
@@ -9,7 +9,7 @@ use std::{
 use super::{Agent, wait};
 use crate::host::{Host, program};
 
-/// How an agent is to be started.
+/// The settings with which an agent is started.
 #[derive(Debug)]
 pub struct Setup<'h> {
     host: &'h Host,
@@ -25,7 +25,7 @@ pub struct Setup<'h> {
 }
 
 impl<'h> Setup<'h> {
-    /// An agent on `host` without a config file.
+    /// Prepares an agent on `host` without a config file.
     #[must_use]
     pub fn on(host: &'h Host) -> Self {
         Self {
@@ -42,70 +42,71 @@ impl<'h> Setup<'h> {
         }
     }
 
-    /// With this config.
+    /// Sets the config.
     #[must_use]
     pub fn config(mut self, text: impl AsRef<[u8]>) -> Self {
         self.config = Some(text.as_ref().to_vec());
         self
     }
 
-    /// With a variable in its environment, over the host's own.
+    /// Sets an environment variable, which replaces the host's own.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.environment.push((name.to_owned(), value.into()));
         self
     }
 
-    /// With another argument.
+    /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, argument: impl Into<String>) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
-    /// With a state directory, socket and config file of its own, so that several can run on one host.
+    /// Gives the agent its own state directory, socket and config file, so that several can run on one host.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         self.name = name.to_owned();
         self
     }
 
-    /// With its socket at this path.
+    /// Sets the path of its socket.
     #[must_use]
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.socket = Some(path.into());
         self
     }
 
-    /// With its admin socket where it is by default: beside the first, so one a directory.
+    /// Places its admin socket at the default path, next to the first socket. Only one agent fits into a
+    /// directory then.
     #[must_use]
     pub fn admin_beside(mut self) -> Self {
         self.admin_beside = true;
         self
     }
 
-    /// Started by another program, whose last arguments are then gpushd and its own.
+    /// Starts it through another program, whose last arguments are gpushd and its arguments.
     #[must_use]
     pub fn through(mut self, program: &[&str]) -> Self {
         self.through = program.iter().map(|word| (*word).to_owned()).collect();
         self
     }
 
-    /// With this as its standard input.
+    /// Sets its standard input.
     #[must_use]
     pub fn stdin(mut self, stdin: OwnedFd) -> Self {
         self.stdin = Some(stdin.into());
         self
     }
 
-    /// With this as its standard error, instead of a file.
+    /// Sets its standard error, instead of a file.
     #[must_use]
     pub fn stderr(mut self, stderr: OwnedFd) -> Self {
         self.stderr = Some(stderr.into());
         self
     }
 
-    /// Its state directory.
+    /// Returns its state directory.
     #[must_use]
     pub fn state_dir(&self) -> PathBuf {
         self.host.scratch(&format!("{}.state", self.name))
@@ -152,16 +153,16 @@ impl<'h> Setup<'h> {
         (command, socket, config, log, listener)
     }
 
-    /// Starts it and waits until it serves.
+    /// Starts it and waits until it is ready.
     ///
     /// # Panics
-    /// When it ends instead; the panic shows what it said.
+    /// If it ends instead; the panic shows its output.
     #[must_use]
     pub fn start(self) -> Agent {
         self.spawn(None)
     }
 
-    /// The same, when it serves on another socket than its own.
+    /// Starts it and waits until it is ready on another socket than its default.
     ///
     /// # Panics
     /// When it ends instead.
@@ -170,8 +171,8 @@ impl<'h> Setup<'h> {
         self.spawn(Some(socket))
     }
 
-    /// Starts it and waits until it serves, or has ended instead: then its exit status and what it
-    /// said.
+    /// Starts it and waits until it is ready or has ended. Returns the exit status and the output if it has
+    /// ended.
     ///
     /// # Errors
     /// When it ends.
@@ -192,18 +193,18 @@ impl<'h> Setup<'h> {
     fn begin(&mut self, at: Option<&Path>) -> Agent {
         let (mut command, socket, config, log, notify) = self.command();
         let socket = at.map_or(socket, Path::to_owned);
-        // What is recorded is so to the millisecond.
-        let started = jiff::Timestamp::from_millisecond(jiff::Timestamp::now().as_millisecond()).expect("a time");
+        // Times of the API have no fraction.
+        let started = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second()).expect("a time");
         let child = command.spawn().expect("gpushd can be started");
-        // The command holds what was handed to the child; its other end shall see it close.
+        // The command holds the descriptors that the child inherited; the other ends must see them close.
         drop(command);
         Agent { child, socket, config, log, notify, started, _public: None }
     }
 
-    /// Starts it and waits until it ends by itself: its exit status and what it said.
+    /// Starts it and waits until it ends by itself. Returns the exit status and the output.
     ///
     /// # Panics
-    /// When it can't be started, or serves.
+    /// If it cannot be started, or becomes ready.
     #[must_use]
     pub fn refused(mut self) -> (ExitStatus, String) {
         let (mut command, _, _, log, notify) = self.command();
@@ -211,7 +212,7 @@ impl<'h> Setup<'h> {
         let status = wait(&mut child);
         notify.set_nonblocking(true).expect("a socket can be set");
         let mut buffer = [0; 4096];
-        // Another agent of that name may still be telling its status here.
+        // Another agent of that name may still send its status here.
         while let Ok(length) = notify.recv(&mut buffer) {
             assert!(!buffer[..length].starts_with(b"READY=1"), "it said that it was ready");
         }

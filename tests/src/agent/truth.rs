@@ -1,11 +1,11 @@
-//! What a simulated GPU really holds, past the agent and the driver's ABI.
+//! The real content of a simulated GPU, read without the agent and the driver's ABI.
 
 use serde_json::{Value, json};
 
 use crate::host::Host;
 
-/// What a GPU holds, past the agent and the driver's ABI: `3g.40gb@4[3g.40gb@0]`, in order of
-/// placement, as `gpush-sim` has it; the GPU's MIG mode first when it is off.
+/// Returns the instances of a GPU as `gpush-sim` reports them: `3g.40gb@4[3g.40gb@0]`, in order of placement.
+/// The first element is the MIG mode if it is off.
 ///
 /// # Panics
 /// When the host has no such GPU.
@@ -36,7 +36,7 @@ pub fn truth(host: &Host, gpu: usize) -> Vec<String> {
     found.into_iter().map(|(_, text)| text).collect()
 }
 
-/// The id of the GPU instance that starts at a memory slice.
+/// Returns the id of the GPU instance that starts at a memory slice.
 ///
 /// # Panics
 /// When there is none.

@@ -1,14 +1,14 @@
-//! Waiting for gpushd to do something that it does not announce.
+//! Waiting for changes in gpushd that it does not announce.
 
 use std::time::{Duration, Instant};
 
 use super::{Agent, PATIENCE};
 
 impl Agent {
-    /// Waits until `look` finds something that can't be followed by its revision.
+    /// Polls until `look` returns a value, for state without a revision to follow.
     ///
     /// # Panics
-    /// When it finds nothing for too long.
+    /// If it returns none within [`PATIENCE`].
     pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -16,32 +16,32 @@ impl Agent {
                 return found;
             }
             assert!(Instant::now() < until, "no {what}:\n{}", self.log());
-            // To ask all the time would take the agent's processor.
+            // Continuous requests would take the agent's processor time.
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Waits until something is so that can't be followed by its revision.
+    /// Polls until a condition holds, for state without a revision to follow.
     ///
     /// # Panics
-    /// When it is not for too long.
+    /// If it does not hold within [`PATIENCE`].
     pub fn await_that(&self, what: &str, is_so: impl Fn() -> bool) {
         self.until(what, || is_so().then_some(()));
     }
 
-    /// Waits until readings made before this call are no longer shown: something beside the agent
-    /// has changed the hardware.
+    /// Waits until the API no longer shows readings from before this call, after the hardware was changed
+    /// outside the agent.
     ///
     /// # Panics
-    /// When no newer reading comes.
+    /// If no newer reading arrives.
     pub fn settle_reads(&self) {
         self.settle_reads_except(u32::MAX);
     }
 
-    /// The same, but for one GPU of which no new reading may come.
+    /// As [`Agent::settle_reads`], except for one GPU that may have no new reading.
     ///
     /// # Panics
-    /// When no newer reading of another comes.
+    /// If another GPU gets no newer reading.
     pub fn settle_reads_except(&self, index: u32) {
         let before = jiff::Timestamp::now();
         let until = Instant::now() + PATIENCE;

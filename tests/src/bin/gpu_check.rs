@@ -1,9 +1,9 @@
-//! Compares what the driver layer reads of this host's GPUs with what nvidia-smi says of them,
-//! and records each GPU as a fixture. It only reads; `tests/gpu/run` runs it.
+//! Compares the driver layer's readings of this host's GPUs with nvidia-smi's output, and records each GPU as a
+//! fixture. It only reads; `tests/gpu/run` runs it.
 //!
-//! `gpu_check OUT [--library PATH] [--simulated]`: OUT receives `readings.json`, nvidia-smi's
-//! outputs as they were, and `fixtures/<model>-<driver>.json`. `--simulated` accepts a simulated
-//! driver, for the test of this program itself.
+//! `gpu_check OUT [--library PATH] [--simulated]`: OUT receives `readings.json`, nvidia-smi's original outputs,
+//! and `fixtures/<model>-<driver>.json`. `--simulated` accepts a simulated driver, for the test of this program
+//! itself.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use gpush_nvml::{
 };
 use gpush_tests::{fixture::Fixture, smi};
 
-/// What came of the comparisons.
+/// Counts of the comparisons.
 #[derive(Default)]
 struct Tally {
     same: u32,
@@ -136,7 +136,7 @@ fn check(arguments: &Arguments) -> Result<Tally, Stop> {
     Ok(tally)
 }
 
-/// The same GPUs through a worker process, as the agent reads them.
+/// Compares with readings through a worker process, as the agent makes them.
 fn through_worker(arguments: &Arguments, readings: &[Reading], tally: &mut Tally) -> Result<(), String> {
     let here = std::env::current_exe().map_err(|e| e.to_string())?;
     let worker = here.with_file_name("driver_worker");
@@ -159,7 +159,7 @@ fn through_worker(arguments: &Arguments, readings: &[Reading], tally: &mut Tally
     })
 }
 
-/// Output of nvidia-smi, kept as a file; or why there is none.
+/// Returns the output of nvidia-smi, also stored as a file, or the reason why there is none.
 fn nvidia_smi(out: &Path, file: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new("nvidia-smi").args(arguments).output().map_err(|e| format!("nvidia-smi: {e}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -209,7 +209,11 @@ fn identities(gpus: &[smi::Gpu], info: &gpush_api::Driver, readings: &[Reading],
         tally.compare(&about("name"), &reading.identity.name, &gpu.name);
         tally.compare(&about("memory"), &reading.memory.total_mib, &gpu.memory_mib);
         tally.compare(&about("MIG mode"), &reading.mig.as_ref().map(|m| m.enabled), &gpu.mig);
-        tally.compare(&about("pending MIG mode"), &reading.mig.as_ref().map(|m| m.pending), &gpu.pending);
+        tally.compare(
+            &about("pending MIG mode"),
+            &reading.mig.as_ref().map(gpush_api::Mig::pending_mode),
+            &gpu.pending,
+        );
         tally.compare(&about("driver"), &info.version, &gpu.driver);
     }
 }
@@ -237,7 +241,7 @@ fn profiles(theirs: &BTreeMap<u32, Vec<smi::Profile>>, readings: &[Reading], tal
     }
 }
 
-/// MiB as hundredths of a GiB; `theirs` when it differs by rounding only.
+/// Returns MiB as hundredths of a GiB, or `theirs` if it differs by rounding only.
 fn printed(mib: u64, theirs: u64) -> u64 {
     let exact = mib * 100;
     if exact.abs_diff(theirs * 1024) < 1024 { theirs } else { exact / 1024 }

@@ -1,5 +1,5 @@
-//! A process whose command line is 32 MiB long, made with `prctl(PR_SET_MM_MAP)`, which any user may call. It prints
-//! `ready` and sleeps until its standard input is closed.
+//! A process with a command line of 32 MiB, made with `prctl(PR_SET_MM_MAP)`, which any user may call. It
+//! prints `ready` and sleeps until its standard input is closed.
 
 use std::io::{Read, Write};
 
@@ -27,11 +27,12 @@ struct MemoryMap {
 }
 
 fn main() {
-    // Each word costs its reader more memory than it has. The last byte is 0, or the kernel shows one page only.
+    // Each word costs its reader more memory than its own size. The last byte must be 0, or the kernel shows
+    // only one page.
     let words = b"x\0".repeat(LENGTH / 2).leak();
     let stat = std::fs::read_to_string("/proc/self/stat").expect("our own stat");
     let (_, numbers) = stat.rsplit_once(')').expect("a stat line");
-    // Field 3 comes first here.
+    // Field 3 is the first here.
     let numbers: Vec<&str> = numbers.split_whitespace().collect();
     let field = |number: usize| numbers[number - 3].parse::<u64>().expect("a number");
     let arg_start = words.as_ptr() as u64;

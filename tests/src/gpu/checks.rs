@@ -1,6 +1,6 @@
-//! The checks, each on a daemon that serves and has no clients, and left so.
+//! The checks. Each one starts with a serving daemon without clients, and leaves it in that state.
 //!
-//! What is asserted are outcomes and ratios within one run. Times are figures: they hold for one machine.
+//! They assert outcomes, and ratios within one run. Times are only printed: they hold for one machine.
 
 use std::time::{Duration, Instant};
 
@@ -17,25 +17,26 @@ use super::{
     service::{Service, TARGET},
 };
 
-/// Percentages whose throughput is measured; the last is what the others are compared with.
+/// Percentages whose throughput is measured; the last is the reference.
 const PERCENTAGES: [u32; 3] = [25, 50, 100];
 
-/// How often each is measured: the middle one counts.
+/// Number of measurements of each; the median counts.
 const TIMES: usize = 3;
 
-/// How far above its percentage a throughput may be, in hundredths of all. A percentage bounds multiprocessors and
-/// not the work done: with fewer of them at work each has more of the clock and of the memory.
+/// Permitted excess of a throughput over its percentage, in percentage points. A percentage limits
+/// multiprocessors, not throughput: the fewer of them compute, the more clock and memory bandwidth each one
+/// has.
 const SLACK: f64 = 20.0;
 
-/// A memory limit, and what is asked for below and above it, MiB. Matrices and libraries need some as well.
+/// A memory limit, and allocations below and above it, in MiB. Matrices and libraries need memory too.
 const LIMIT_MIB: u64 = 2048;
 const BELOW_MIB: u64 = 1024;
 const ABOVE_MIB: u64 = 3072;
 
-/// Numbers of small clients that compute at the same time.
+/// Numbers of small clients that compute concurrently.
 const NUMBERS: [usize; 4] = [1, 2, 4, 8];
 
-/// Carries out all of them, one after the other; one that fails keeps none from the next.
+/// Runs all checks in order; a failed check does not prevent the next.
 pub async fn all(service: &mut Service, seconds: f64, report: &mut Report) {
     report.add("throughput", throughput(service, seconds).await);
     report.add("memory limit", memory_limit(service).await);
@@ -46,16 +47,16 @@ pub async fn all(service: &mut Service, seconds: f64, report: &mut Report) {
     report.add("small clients", small_clients(service, seconds).await);
 }
 
-/// Each percentage bounds what a client gets done, and a larger one lets it get more done.
+/// Checks that each percentage limits a client's throughput, and that a larger one permits more.
 async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String> {
     service.idle().await?;
     let mut speeds = vec![Vec::new(); PERCENTAGES.len()];
     let mut multiprocessors = [0; PERCENTAGES.len()];
-    // By turns, so that a GPU that gets warm slows all of them.
+    // The percentages alternate, so that a GPU that heats up slows down all of them.
     for _ in 0..TIMES {
         for (at, percentage) in PERCENTAGES.iter().enumerate() {
             let work = Work { seconds: Some(seconds), wait: true, ..Work::default() };
-            let mut client = service.run(&["--percentage", &percentage.to_string()], work)?;
+            let mut client = service.run(&["--mps", &percentage.to_string()], work)?;
             let ready = client.ready().await?;
             service.serves(ready.pid).await?;
             multiprocessors[at] = ready.multiprocessors;
@@ -79,16 +80,16 @@ async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String
     })
 }
 
-/// What a client allocates above its limit fails, and below it does not; nor without a limit.
+/// Checks that an allocation above a client's limit fails, and that one below it or without a limit does not.
 async fn memory_limit(service: &mut Service) -> Result<Found, String> {
     service.idle().await?;
     let limit = format!("{LIMIT_MIB}M");
-    let limited = ["--memory", limit.as_str()];
+    let limited = ["--mps", "--mem", limit.as_str()];
     let allocating = |mib| Work { allocate: mib, ..Work::NONE };
     service.run(&limited, allocating(BELOW_MIB))?.ended().await.map_err(|why| format!("{BELOW_MIB} MiB: {why}"))?;
     // Otherwise the GPU may be too small for it.
     service
-        .run(&[], allocating(ABOVE_MIB))?
+        .run(&["--mps"], allocating(ABOVE_MIB))?
         .ended()
         .await
         .map_err(|why| format!("{ABOVE_MIB} MiB, no limit: {why}"))?;
@@ -105,10 +106,10 @@ async fn memory_limit(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// A client that is killed while it computes ends no other, and its part can be had again.
+/// Checks that killing a computing client ends no other client, and that its share becomes free.
 async fn client_killed(service: &mut Service) -> Result<Found, String> {
     service.idle().await?;
-    let half = ["--percentage", "50"];
+    let half = ["--mps", "50"];
     let (mut victim, mut other) = (service.run(&half, Work::default())?, service.run(&half, Work::default())?);
     let (pid, others) = (victim.ready().await?.pid, other.ready().await?.pid);
     service.serves(pid).await?;
@@ -139,12 +140,12 @@ async fn client_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// A control daemon that is killed is missed, and another one serves once its client has gone: a server that it left
-/// behind is not ended under it. What becomes of that client is told.
+/// Checks that gpushd notices a killed control daemon, waits for the client of its remaining server, then
+/// starts another daemon. The figures include the outcome of that client.
 async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
     let pid = before.pid.ok_or("gpushd does not tell the daemon's pid")?;
-    let mut client = service.run(&["--percentage", "50"], Work::default())?;
+    let mut client = service.run(&["--mps", "50"], Work::default())?;
     service.serves(client.ready().await?.pid).await?;
     client.computes().await?;
     let killed = Instant::now();
@@ -157,12 +158,12 @@ async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
         Err(why) => format!("lost its work ({why})"),
     };
     let left = Instant::now();
-    // Of one that has lost its work, nothing more is to be had.
+    // A client that lost its work reports nothing more.
     let _ended = client.stop().await;
     let serves = |daemon: &MpsDaemon| daemon.pid != Some(pid) && daemon.state == MpsState::Ready;
     service.becomes("ready again", serves).await?;
     let again = left.elapsed();
-    let mut next = service.run(&["--percentage", "50"], Work::default())?;
+    let mut next = service.run(&["--mps", "50"], Work::default())?;
     let ready = next.ready().await.map_err(|why| format!("the next client: {why}"))?;
     service.serves(ready.pid).await?;
     next.computes().await?;
@@ -186,10 +187,10 @@ async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// A gpushd that is killed takes nothing along: the next one goes on with the same daemon and its client.
+/// Checks that a killed gpushd ends no other process: the next one adopts the same daemon and its client.
 async fn agent_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
-    let mut client = service.run(&["--percentage", "50"], Work::default())?;
+    let mut client = service.run(&["--mps", "50"], Work::default())?;
     let pid = client.ready().await?.pid;
     service.serves(pid).await?;
     client.computes().await?;
@@ -198,7 +199,7 @@ async fn agent_killed(service: &mut Service) -> Result<Found, String> {
     let started = Instant::now();
     service.start().await?;
     without.map_err(|why| format!("while there was no gpushd: {why}"))?;
-    // A daemon is found by its directory, before the driver has said which GPU it is of.
+    // A daemon is found by its directory, before the driver has identified its GPU.
     let found = |daemon: &MpsDaemon| daemon.state == MpsState::Ready && daemon.gpu.is_some();
     let after = service.becomes("ready", found).await?;
     let adopted = started.elapsed();
@@ -218,17 +219,17 @@ async fn agent_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Small clients get more done together through MPS than when they take turns.
+/// Checks that small clients have more throughput together through MPS than with time-slicing.
 async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, String> {
     service.idle().await?;
     let work = Work { seconds: Some(seconds), small: true, wait: true, ..Work::default() };
     // One share for all, as a job that starts several programs has it.
-    let taken = service.share(&[]).await?;
+    let granted = service.lease(&[]).await?;
     let mut with = Vec::new();
     for number in NUMBERS {
         let (mut clients, mut pids) = (Vec::new(), Vec::new());
         for _ in 0..number {
-            clients.push(service.with(Some(&taken), work)?);
+            clients.push(service.with(Some(&granted), work)?);
         }
         for client in &mut clients {
             pids.push(client.ready().await?.pid);
@@ -238,7 +239,7 @@ async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, Str
         }
         with.push(together(&mut clients).await?);
     }
-    service.release(&taken).await?;
+    service.release(&granted).await?;
     service.ctl::<serde_json::Value>(&["mps", "stop", TARGET]).await?;
     let mut without = Vec::new();
     for number in NUMBERS {
@@ -263,7 +264,7 @@ async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, Str
     })
 }
 
-/// Has all of them compute at the same time: their iterations a second together.
+/// Makes all clients compute concurrently. Returns their total of iterations a second.
 async fn together(clients: &mut [Client]) -> Result<f64, String> {
     for client in clients.iter_mut() {
         client.begin().await?;

@@ -1,6 +1,6 @@
-//! A program that computes on the GPU, as the checks see it: started in one of several ways, listened to, ended.
+//! A program that computes on the GPU, as the checks use it: started in one of several ways, read from, ended.
 //!
-//! What it prints is told in `tests/gpu/client.py`. `gpush-sim mps-client --compute` prints the same.
+//! `tests/gpu/client.py` documents its output. `gpush-sim mps-client --compute` prints the same.
 
 use std::{fs::File, os::unix::process::ExitStatusExt, path::PathBuf, process::Stdio};
 
@@ -18,24 +18,24 @@ use tokio::{
 
 use super::PATIENCE;
 
-/// What a client is to do.
+/// The work of a client.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Work {
-    /// For how long it computes; until it is told to end without it.
+    /// Duration of the computation; `None` means until the client is asked to end.
     pub seconds: Option<f64>,
-    /// MiB of device memory that it allocates before.
+    /// MiB of device memory that it allocates first.
     pub allocate: u64,
-    /// Kernels that leave most of the GPU idle.
+    /// Use kernels that leave most of the GPU idle.
     pub small: bool,
-    /// It begins when it is told to, so that several compute at the same time.
+    /// Wait for a command before computing, so that several clients compute concurrently.
     pub wait: bool,
 }
 
 impl Work {
-    /// No work at all: whether one comes up is what counts.
+    /// No work: only the start of the client matters.
     pub const NONE: Self = Self { seconds: Some(0.0), allocate: 0, small: false, wait: false };
 
-    /// As arguments of the client.
+    /// Returns the client's arguments.
     #[must_use]
     pub fn arguments(self) -> Vec<String> {
         let mut words = Vec::new();
@@ -51,7 +51,7 @@ impl Work {
     }
 }
 
-/// A line of a client.
+/// A line of output of a client.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 enum Said {
@@ -61,35 +61,35 @@ enum Said {
     Failed { error: String },
 }
 
-/// A client that is about to compute.
+/// A client that is ready to compute.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Ready {
-    /// Its own pid, which is not that of the `gpushctl mps run` that it runs under.
+    /// Its own pid, which may differ from that of `gpushctl run`.
     pub pid: u32,
     /// Name of the GPU.
     pub device: String,
-    /// Multiprocessors that it may use.
+    /// Multiprocessors available to it.
     pub multiprocessors: u32,
 }
 
-/// What a client that computed came to.
+/// The result of a client's computation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ended {
-    /// Iterations in all.
+    /// Total iterations.
     pub iterations: u64,
-    /// In so many seconds.
+    /// Duration in seconds.
     pub seconds: f64,
     /// Iterations a second.
     pub iterations_per_second: f64,
-    /// Longest time from one iteration to the next, ms.
+    /// Longest time between two iterations, ms.
     pub longest_pause_ms: f64,
 }
 
-/// A client, from its start until dropped, which asks it to end.
+/// A running client. Dropping it asks it to end.
 #[derive(Debug)]
 pub struct Client {
     child: Child,
-    /// Its process group: it, and whatever it was started through.
+    /// Its process group: the client and the programs that started it.
     group: Pid,
     stdin: Option<ChildStdin>,
     lines: UnboundedReceiver<String>,
@@ -97,7 +97,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts a command that becomes a client; what it says beside its lines goes to a file.
+    /// Starts a command that becomes a client. Its other output goes to a file.
     ///
     /// # Errors
     /// When it can't be started.
@@ -106,7 +106,7 @@ impl Client {
         let cannot = |error: std::io::Error| format!("{} can't be started: {error}", name.display());
         let file = File::create(&stderr).map_err(cannot)?;
         let mut command = Command::from(command);
-        // A group of its own: Ctrl-C is for the checks, which end it in their own order.
+        // A group of its own, so that Ctrl-C reaches only the checks, which end clients in their own order.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
         let mut child = command.spawn().map_err(cannot)?;
         let pid = child.id().ok_or("a client without a pid")?.cast_signed();
@@ -123,7 +123,7 @@ impl Client {
         Ok(Self { stdin: child.stdin.take(), group: Pid::from_raw(pid), child, lines, stderr })
     }
 
-    /// What it says next.
+    /// Returns its next line.
     async fn says(&mut self) -> Result<Said, String> {
         let Ok(line) = timeout(PATIENCE, self.lines.recv()).await else {
             return Err(format!("a client said nothing for {} s", PATIENCE.as_secs()));
@@ -143,16 +143,16 @@ impl Client {
         }
     }
 
-    /// The last line of what it said beside, for an error.
+    /// Returns the last line of its other output, for an error message.
     fn last_words(&self) -> String {
         let text = std::fs::read_to_string(&self.stderr).unwrap_or_default();
         text.trim().lines().last().map_or_else(String::new, |line| format!(": {line}"))
     }
 
-    /// Waits until it is about to compute.
+    /// Waits until it is ready to compute.
     ///
     /// # Errors
-    /// What keeps it from it, in its own words.
+    /// The client's own error message.
     pub async fn ready(&mut self) -> Result<Ready, String> {
         match self.says().await? {
             Said::Ready(ready) => Ok(ready),
@@ -160,21 +160,21 @@ impl Client {
         }
     }
 
-    /// Has one begin that waits for it.
+    /// Starts the computation of a client that waits for a command.
     ///
     /// # Errors
-    /// When it is gone.
+    /// If the client is gone.
     pub async fn begin(&mut self) -> Result<(), String> {
         let stdin = self.stdin.as_mut().ok_or("a client without an input")?;
         stdin.write_all(b"begin\n").await.map_err(|error| format!("a client is gone: {error}"))
     }
 
-    /// Waits until it has computed something that it had not when this was called.
+    /// Waits for an iteration that began after this call.
     ///
     /// # Errors
-    /// When it does not.
+    /// If none arrives.
     pub async fn computes(&mut self) -> Result<(), String> {
-        // A line that was said before may come after; the one behind it was said since.
+        // The next line may have been on its way before this call; the line after it is newer.
         while self.lines.try_recv().is_ok() {}
         let mut before = None;
         loop {
@@ -186,10 +186,10 @@ impl Client {
         }
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until it ends by itself.
     ///
     /// # Errors
-    /// When it ended otherwise than it should: its own words, or its status.
+    /// If it failed: its own message, or its status.
     pub async fn ended(&mut self) -> Result<Ended, String> {
         let ended = loop {
             match self.says().await? {
@@ -203,19 +203,19 @@ impl Client {
         if status.success() { Ok(ended) } else { Err(format!("a client that was done ended with {status}")) }
     }
 
-    /// Asks it to end, as its user would, and waits until it has.
+    /// Asks it to end, as its user would, and waits for its end.
     ///
     /// # Errors
-    /// As of [`Client::ended`].
+    /// As for [`Client::ended`].
     pub async fn stop(mut self) -> Result<Ended, String> {
         kill(self.group, Signal::SIGTERM).map_err(|errno| format!("a client can't be ended: {errno}"))?;
         self.ended().await
     }
 
-    /// Waits until one that was killed, or has failed, is gone with all that it was started through.
+    /// Waits until a client that was killed or has failed is gone, together with the programs that started it.
     ///
     /// # Errors
-    /// When it stays.
+    /// If it remains.
     pub async fn gone(&mut self) -> Result<std::process::ExitStatus, String> {
         let status = timeout(PATIENCE, self.child.wait()).await.map_err(|_| "a client does not end")?;
         status.map_err(|error| error.to_string())
@@ -224,7 +224,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Of one that has been waited for, the number may be another's.
+        // After wait(2), the pid may belong to another process.
         if self.child.id().is_some() {
             let _ended_by_itself = killpg(self.group, Signal::SIGTERM);
         }

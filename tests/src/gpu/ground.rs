@@ -1,4 +1,4 @@
-//! Whether there is what the checks take, and whether they left it as it was. It only reads.
+//! The prerequisites of the checks, and the comparison of settings before and after. This module only reads.
 
 use std::path::{Path, PathBuf};
 
@@ -13,15 +13,15 @@ use serde::Serialize;
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 
-/// Socket of the host's own gpushd.
+/// Socket of the host's regular gpushd.
 const HOSTS_OWN: &str = "/run/gpush/gpushd.sock";
 
-/// Why there are no checks.
+/// The reason why no checks run.
 #[derive(Debug)]
 pub enum Stop {
-    /// Something that they take is not here, which is no fault.
+    /// A prerequisite is missing, which is not a failure.
     Skipped(String),
-    /// Something is broken.
+    /// A prerequisite is broken.
     Failed(String),
 }
 
@@ -31,7 +31,7 @@ impl From<String> for Stop {
     }
 }
 
-/// The GPU that is looked at: the first one.
+/// The GPU under test: the first one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Ground {
     /// Product name.
@@ -42,9 +42,9 @@ pub struct Ground {
     pub memory_mib: u64,
     /// Driver version.
     pub driver: String,
-    /// Version of CUDA that the driver brings.
+    /// CUDA version of the driver.
     pub cuda: String,
-    /// It is gpush's own simulator: figures mean nothing.
+    /// It is gpush's own simulator, so figures have no meaning.
     pub simulated: bool,
     #[serde(skip)]
     settings: Settings,
@@ -54,27 +54,27 @@ pub struct Ground {
     pub server: PathBuf,
 }
 
-/// What must be afterwards as it was before.
+/// Settings that must be the same afterwards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Settings {
     compute_mode: Option<ComputeMode>,
-    /// MIG mode in force, and after the next reset.
+    /// MIG mode now, and after the next reset.
     mig: Option<(bool, bool)>,
 }
 
 impl Settings {
     fn of(reading: &Reading) -> Self {
-        let mig = reading.mig.as_ref().map(|mig| (mig.enabled, mig.pending));
+        let mig = reading.mig.as_ref().map(|mig| (mig.enabled, mig.pending_mode()));
         Self { compute_mode: reading.compute_mode, mig }
     }
 }
 
 impl Ground {
-    /// Looks at the first GPU and at the host. A simulated driver is accepted where the client is one that
-    /// knows it: PyTorch would compute past it, on a GPU that was never looked at.
+    /// Examines the first GPU and the host. A simulated driver is accepted only with a client that knows it:
+    /// PyTorch would ignore it and compute on a real GPU that was not examined.
     ///
     /// # Errors
-    /// What is missing, or in the way.
+    /// A missing prerequisite, or an obstacle.
     pub fn look(simulated: bool) -> Result<Self, Stop> {
         let skipped = |why: &str| Err(Stop::Skipped(why.to_owned()));
         let (driver, info, reading) = read()?;
@@ -113,10 +113,10 @@ impl Ground {
         })
     }
 
-    /// Reads the GPU again: whether its settings are as before.
+    /// Reads the GPU again and compares its settings with those from before.
     ///
     /// # Errors
-    /// What they are now, and were.
+    /// If a setting differs; the text has both values.
     pub fn unchanged(&self) -> Result<(), String> {
         let (_, _, reading) = match read() {
             Ok(read) => read,
@@ -130,7 +130,7 @@ impl Ground {
     }
 }
 
-/// The driver, open, and the first GPU.
+/// Opens the driver and reads the first GPU.
 fn read() -> Result<(Driver, gpush_api::Driver, Reading), Stop> {
     let driver = match Driver::load(None) {
         Ok(driver) => driver,
@@ -146,7 +146,7 @@ fn read() -> Result<(Driver, gpush_api::Driver, Reading), Stop> {
     Ok((driver, info, reading))
 }
 
-/// Why a GPU is not one to run the checks on: it would have to be changed, or somebody would be disturbed.
+/// Returns why the checks must not run on a GPU: it would have to be changed, or it is in use.
 fn in_the_way(reading: &Reading) -> Option<String> {
     let Settings { compute_mode, mig } = Settings::of(reading);
     if mig.is_some_and(|(enabled, pending)| enabled || pending) {
@@ -164,7 +164,7 @@ fn in_the_way(reading: &Reading) -> Option<String> {
     (!reading.processes.is_empty()).then(|| format!("it is in use, by pid {}", pids.join(", ")))
 }
 
-/// A program on PATH, or where NVIDIA's packages put theirs.
+/// Returns a program on PATH, or in the directory of NVIDIA's packages.
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path).chain([PathBuf::from("/usr/bin")]);

@@ -1,4 +1,5 @@
-//! What the checks came to: a line each as they go, `mps.json` for programs, `mps.md` for `docs/benchmarks.md`.
+//! Results of the checks: a line each as they finish, `mps.json` for programs, `mps.md` for
+//! `docs/benchmarks.md`.
 
 use std::{fmt::Write as _, fs, path::Path};
 
@@ -7,28 +8,28 @@ use serde_json::Value;
 
 use super::ground::Ground;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Found {
-    /// Whether it is as it should be.
+    /// Whether the check passed.
     pub ok: bool,
-    /// The figures, in a few words.
+    /// The figures, as text.
     pub words: String,
-    /// The same for programs.
+    /// The figures, for programs.
     pub figures: Value,
 }
 
-/// A check that was carried out, or could not be.
+/// A check that has run, or could not run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Check {
     /// Its name.
     pub name: &'static str,
-    /// What it found.
+    /// Its result.
     #[serde(flatten)]
     pub found: Found,
 }
 
-/// All checks, and what they were carried out on.
+/// All checks, and the GPU that they ran on.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// The GPU.
@@ -37,34 +38,34 @@ pub struct Report {
     pub client: Vec<String>,
     /// Seconds of each measurement.
     pub seconds: f64,
-    /// In the order in which they were carried out.
+    /// In the order in which they ran.
     pub checks: Vec<Check>,
 }
 
 impl Report {
-    /// None yet.
+    /// Creates a report without checks.
     #[must_use]
     pub fn of(gpu: Ground, client: Vec<String>, seconds: f64) -> Self {
         Self { gpu, client, seconds, checks: Vec::new() }
     }
 
-    /// Adds a check, and says it. One that could not be carried out has failed, by the reason.
+    /// Adds and prints a check. A check that could not run counts as failed, with the reason.
     pub fn add(&mut self, name: &'static str, outcome: Result<Found, String>) {
         let found = outcome.unwrap_or_else(|why| Found { ok: false, words: why, figures: Value::Null });
         println!("{:<7} {name:<22} {}", if found.ok { "ok" } else { "FAILED" }, found.words);
         self.checks.push(Check { name, found });
     }
 
-    /// How many are not as they should be.
+    /// Returns the number of failed checks.
     #[must_use]
     pub fn failed(&self) -> usize {
         self.checks.iter().filter(|check| !check.found.ok).count()
     }
 
-    /// Writes both files into a directory.
+    /// Writes both files to a directory.
     ///
     /// # Errors
-    /// When they can't be written.
+    /// If they cannot be written.
     pub fn write(&self, out: &Path) -> Result<(), String> {
         let json = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
         for (name, text) in [("mps.json", json + "\n"), ("mps.md", self.markdown())] {
@@ -73,7 +74,7 @@ impl Report {
         Ok(())
     }
 
-    /// As a section of `docs/benchmarks.md`.
+    /// Returns a section for `docs/benchmarks.md`.
     #[must_use]
     pub fn markdown(&self) -> String {
         let Ground { name, memory_mib, driver, cuda, simulated, .. } = &self.gpu;
@@ -99,7 +100,8 @@ impl Report {
     }
 }
 
-/// The table of a check that measured more than one thing, `{"columns": […], "rows": [[…], …]}`; nothing for others.
+/// Returns the table of a check with several measurements, `{"columns": […], "rows": [[…], …]}`; an empty text
+/// for others.
 fn table(figures: &Value) -> String {
     let cells = |row: &Value| -> Vec<String> {
         let row = row.as_array().map(Vec::as_slice).unwrap_or_default();

@@ -1,7 +1,8 @@
-//! A gpushd of the checks' own that shares the first GPU through MPS, and `gpushctl` to ask it, as users do.
+//! A gpushd only for the checks, which shares the first GPU through MPS; and `gpushctl` to control it, as users
+//! do.
 //!
-//! All that it needs lies in a scratch directory: config, sockets, state, MPS daemons. Whatever is started here, by
-//! whom ever, has that directory in its environment; by this it is found at the end, also after a failure.
+//! Everything is in a scratch directory: config, sockets, state, MPS daemons. Every process started here,
+//! directly or not, has that directory in its environment. The cleanup finds them by it, also after a failure.
 
 use std::{
     fs,
@@ -11,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{ApiError, MpsDaemon, MpsShareTaken, MpsState};
+use gpush_api::{ApiError, LeaseGrant, MpsDaemon, MpsState};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -29,13 +30,13 @@ use super::{
     ground::Ground,
 };
 
-/// The first GPU, by its index: what `gpushctl mps` is told.
+/// The first GPU by its index, as argument of `gpushctl mps`.
 pub const TARGET: &str = "0";
 
-/// How long what is still there at the end may take to go before it is killed.
+/// Time that remaining processes have at the end before they are killed.
 const GOING: Duration = Duration::from_secs(20);
 
-/// The gpushd and all that is started with it.
+/// The gpushd and everything started with it.
 #[derive(Debug)]
 pub struct Service {
     gpushd: Option<Child>,
@@ -44,20 +45,21 @@ pub struct Service {
     client: Vec<String>,
     uuid: String,
     clients: u32,
-    // Removed with it.
+    // Removed with this service.
     scratch: tempfile::TempDir,
 }
 
 impl Service {
-    /// With gpush's programs in this directory, and the command of its clients; nothing is started.
+    /// Prepares the service with gpush's programs in `programs`, and the command of its clients; starts
+    /// nothing.
     ///
     /// # Errors
-    /// When the scratch directory can't be made.
+    /// If the scratch directory cannot be created.
     pub fn new(ground: &Ground, programs: &Path, client: &[String]) -> Result<Self, String> {
         let cannot = |error: std::io::Error| format!("a scratch directory can't be made: {error}");
         let scratch = tempfile::Builder::new().prefix("gpush-gpu-").tempdir().map_err(cannot)?;
         let notify = UnixDatagram::bind(scratch.path().join("notify")).map_err(cannot)?;
-        // A look at health each second: checks look at clients, who are seen by it.
+        // One health check a second: the checks observe clients, which gpushd finds through it.
         let config = format!(
             "[mps]\ncontrol = {:?}\nserver = {:?}\nhealth_s = 1\n\n[[gpu]]\nmatch = [\"{TARGET}\"]\nmode = \"mps\"\n\
              mps = {{ compute_mode = \"keep\" }}\n",
@@ -72,7 +74,7 @@ impl Service {
         self.scratch.path().join(name)
     }
 
-    /// A command that speaks to this gpushd and no other.
+    /// Returns a command that speaks to this gpushd only.
     fn command(&self, program: &str) -> std::process::Command {
         let mut command = std::process::Command::new(self.programs.join(program));
         command.env("GPUSH_SOCKET", self.path("gpushd.sock")).env_remove("GPUSH_CONFIG").env("LANG", "C.UTF-8");
@@ -80,10 +82,10 @@ impl Service {
         command
     }
 
-    /// Starts gpushd, and waits until its service manager would be told that it serves.
+    /// Starts gpushd, and waits for its ready notification.
     ///
     /// # Errors
-    /// When it ends instead, with what it logged last.
+    /// If it ends instead; the error has its last log line.
     pub async fn start(&mut self) -> Result<(), String> {
         let cannot = |error: std::io::Error| format!("gpushd can't be started: {error}");
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("gpushd.log")).map_err(cannot)?;
@@ -93,10 +95,10 @@ impl Service {
         command.arg("--mps-dir").arg(self.path("mps"));
         command.env("NOTIFY_SOCKET", self.path("notify")).env_remove("JOURNAL_STREAM");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // What the one before has said is not about this one.
+        // Discards notifications of the previous gpushd.
         while self.notify.try_recv(&mut [0; 4096]).is_ok() {}
         let gpushd = Command::from(command).process_group(0).spawn().map_err(cannot)?;
-        // Kept at once: whoever breaks off here ends it as well.
+        // Stored at once, so that the cleanup ends it even if this call is cancelled.
         let gpushd = self.gpushd.insert(gpushd);
         let served = async {
             let mut buffer = [0; 4096];
@@ -119,19 +121,19 @@ impl Service {
         text.trim().lines().last().unwrap_or("it logged nothing").to_owned()
     }
 
-    /// Kills gpushd without warning.
+    /// Sends SIGKILL to gpushd.
     ///
     /// # Errors
-    /// When there is none.
+    /// If it does not run.
     pub async fn kill(&mut self) -> Result<(), String> {
         let mut gpushd = self.gpushd.take().ok_or("there is no gpushd")?;
         gpushd.kill().await.map_err(|error| format!("gpushd can't be killed: {error}"))
     }
 
-    /// `gpushctl ARGUMENTS --json`: its answer.
+    /// Runs `gpushctl ARGUMENTS --json` and returns its answer.
     ///
     /// # Errors
-    /// Its error, with the cause and what it says to do.
+    /// Its error, with cause and hint.
     pub async fn ctl<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, String> {
         let mut command = self.command("gpushctl");
         command.args(arguments).arg("--json").stdin(Stdio::null());
@@ -153,27 +155,27 @@ impl Service {
         }
     }
 
-    /// The MPS daemon, asked now.
+    /// Returns the MPS daemon, polled now.
     ///
     /// # Errors
-    /// When gpushd does not tell of it.
+    /// If gpushd does not list it.
     pub async fn daemon(&self) -> Result<MpsDaemon, String> {
         self.ctl(&["mps", "show", TARGET]).await
     }
 
-    /// The MPS daemon as gpushd saw it last.
+    /// Returns the MPS daemon as last polled.
     ///
     /// # Errors
-    /// When gpushd does not tell of it.
+    /// If gpushd does not list it.
     pub async fn seen(&self) -> Result<MpsDaemon, String> {
         let all: Vec<MpsDaemon> = self.ctl(&["mps", "list"]).await?;
         all.into_iter().next().ok_or_else(|| "gpushd shares nothing".to_owned())
     }
 
-    /// Waits until gpushd sees the MPS daemon as `is` says.
+    /// Waits until gpushd shows the MPS daemon in a state that satisfies `is`.
     ///
     /// # Errors
-    /// How it is instead, when it does not become so, or was given up.
+    /// Its state instead, if it does not get there or has failed.
     pub async fn becomes(&self, what: &str, is: impl Fn(&MpsDaemon) -> bool) -> Result<MpsDaemon, String> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -195,52 +197,52 @@ impl Service {
         }
     }
 
-    /// Waits until the MPS daemon serves and nobody computes there: what each check begins with.
+    /// Waits until the MPS daemon serves and has no clients, as at the start of each check.
     ///
     /// # Errors
-    /// When it does not come to that.
+    /// If that does not happen.
     pub async fn idle(&self) -> Result<MpsDaemon, String> {
-        let idle = |daemon: &MpsDaemon| daemon.clients.is_empty() && daemon.shares.is_empty();
+        let idle = |daemon: &MpsDaemon| daemon.clients.is_empty() && daemon.leases.is_empty();
         self.becomes("ready and idle", |daemon| daemon.state == MpsState::Ready && idle(daemon)).await
     }
 
-    /// A client with a share of its own: `gpushctl mps run 0 SHARE… -- CLIENT`.
+    /// Starts a client with its own lease: `gpushctl run --target 0 REQUEST… -- CLIENT`.
     ///
     /// # Errors
-    /// When it can't be started; a refused share shows when it is waited for.
-    pub fn run(&mut self, share: &[&str], work: Work) -> Result<Client, String> {
+    /// It cannot be started. A refused lease shows when the caller waits for the client.
+    pub fn run(&mut self, request: &[&str], work: Work) -> Result<Client, String> {
         let mut command = self.command("gpushctl");
-        command.args(["mps", "run", TARGET]).args(share).arg("--").args(&self.client).args(work.arguments());
+        command.args(["run", "--target", TARGET]).args(request).arg("--").args(&self.client).args(work.arguments());
         self.begin(command)
     }
 
-    /// A share for several clients, `gpushctl mps env`. It ends with `gpushctl mps release`.
+    /// Requests a lease for several clients. It ends with [`Self::release`].
     ///
     /// # Errors
-    /// When it is refused.
-    pub async fn share(&self, share: &[&str]) -> Result<MpsShareTaken, String> {
-        self.ctl(&[&["mps", "env", TARGET, "--for", "1h"], share].concat()).await
+    /// gpushd refuses it.
+    pub async fn lease(&self, request: &[&str]) -> Result<LeaseGrant, String> {
+        self.ctl(&[&["lease", "request", "--mps", "--target", TARGET, "--for", "1h"], request].concat()).await
     }
 
-    /// Gives a share back.
+    /// Releases a lease.
     ///
     /// # Errors
-    /// When that is refused.
-    pub async fn release(&self, taken: &MpsShareTaken) -> Result<(), String> {
-        self.ctl::<serde_json::Value>(&["mps", "release", &taken.share.id]).await.map(|_| ())
+    /// gpushd refuses it.
+    pub async fn release(&self, granted: &LeaseGrant) -> Result<(), String> {
+        self.ctl::<serde_json::Value>(&["lease", "release", &granted.lease.id.to_string()]).await.map(|_| ())
     }
 
-    /// A client with the environment of a share, or without MPS.
+    /// Starts a client with the environment of a lease, or without MPS.
     ///
     /// # Errors
-    /// When it can't be started.
-    pub fn with(&mut self, taken: Option<&MpsShareTaken>, work: Work) -> Result<Client, String> {
+    /// It cannot be started.
+    pub fn with(&mut self, granted: Option<&LeaseGrant>, work: Work) -> Result<Client, String> {
         let (program, arguments) = self.client.split_first().ok_or("the client's command is empty")?;
         let mut command = std::process::Command::new(program);
         command.args(arguments).args(work.arguments());
         without_mps(&mut command);
-        match taken {
-            Some(taken) => command.envs(taken.environment.iter().map(|(name, value)| (name, value))),
+        match granted {
+            Some(granted) => command.envs(granted.environment.iter().map(|(name, value)| (name, value))),
             // No daemon is found there, not even one of the default directory.
             None => {
                 let nobody = self.path("without-mps");
@@ -255,23 +257,24 @@ impl Service {
         Client::start(command, self.path(&format!("client-{}.stderr", self.clients)))
     }
 
-    /// Whether a client computes through the MPS daemon: one that can't reach it runs without, and says nothing.
+    /// Checks that a client computes through the MPS daemon: a client that cannot reach it silently computes
+    /// without it.
     ///
     /// # Errors
-    /// When it does not.
+    /// If it does not.
     pub async fn serves(&self, pid: u32) -> Result<(), String> {
         let daemon = self.daemon().await?;
         match daemon.clients.iter().find(|client| client.pid == Some(pid)) {
-            Some(client) if client.share.is_some() => Ok(()),
+            Some(client) if client.lease.is_some() => Ok(()),
             Some(_) => Err(format!("pid {pid} computes through MPS without a share")),
             None => Err(format!("pid {pid} computes without MPS: its daemon has {} clients", daemon.clients.len())),
         }
     }
 
-    /// Ends all of it in order, and keeps the logs in a directory.
+    /// Ends everything in order, and copies the logs to a directory.
     pub async fn end(&mut self, logs: &Path) {
         if self.gpushd.is_some() {
-            // It has its clients end their work on the GPU first, which a signal does not.
+            // This ends the clients' work on the GPU before the processes, which a signal does not do.
             let _swept_below = self.ctl::<serde_json::Value>(&["mps", "stop", TARGET, "--force"]).await;
         }
         if let Some(mut gpushd) = self.gpushd.take() {
@@ -293,7 +296,7 @@ impl Service {
         }
     }
 
-    /// Of gpushd, of the MPS daemon and its servers, and what clients said beside.
+    /// Copies the logs of gpushd, of the MPS daemon and its servers, and other output of clients.
     fn keep_logs(&self, to: &Path) -> std::io::Result<()> {
         let mut from = vec![self.scratch.path().to_owned()];
         match fs::read_dir(self.path("mps/logs")) {
@@ -315,7 +318,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Only where it was not ended in order. gpushd first: it would start its daemons again.
+        // Only if the ordered end did not happen. gpushd goes first, because it would restart its daemons.
         if let Some(gpushd) = &mut self.gpushd {
             let _gone_already = gpushd.start_kill();
         }
@@ -323,7 +326,7 @@ impl Drop for Service {
     }
 }
 
-/// Takes away what would lead a program to another MPS daemon, or bound it by another share.
+/// Removes variables that would lead a program to another MPS daemon, or limit it to another share.
 fn without_mps(command: &mut std::process::Command) {
     for (name, _) in std::env::vars_os() {
         let ours = name.to_string_lossy();
@@ -333,20 +336,20 @@ fn without_mps(command: &mut std::process::Command) {
     }
 }
 
-/// Processes that have a directory in their environment.
+/// Returns the processes that have a directory in their environment.
 fn started(scratch: &Path) -> Vec<i32> {
     let scratch = scratch.as_os_str().as_encoded_bytes();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let named = |pid: &i32| {
-        // Empty of a zombie.
+        // Empty for a zombie.
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.windows(scratch.len()).any(|part| part == scratch)
     };
     pids.filter(named).collect()
 }
 
-/// A signal to each.
+/// Sends a signal to each process.
 fn signal(pids: &[i32], signal: Signal) {
     for pid in pids {
         let _gone_already = kill(Pid::from_raw(*pid), signal);

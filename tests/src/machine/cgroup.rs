@@ -1,8 +1,8 @@
-//! A cgroup of a machine's own, in every hierarchy that systemd looks at.
+//! A cgroup for one machine, in every hierarchy that systemd uses.
 //!
-//! `systemd-nspawn --keep-unit` works below the cgroup that it is started in; two machines in one
-//! would collide. A name holds the pid of the test program, so what one that was killed left behind
-//! is found and removed by the next.
+//! `systemd-nspawn --keep-unit` works below the cgroup in which it starts, so two machines in one cgroup would
+//! collide. The name contains the pid of the test program; the next test program finds and removes the cgroups
+//! of a killed one.
 
 use std::{
     fs, io,
@@ -12,17 +12,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How names of machines begin; the pid of their test program follows.
+/// Prefix of machine names; the pid of the test program follows.
 pub(super) const PREFIX: &str = "gpush-test-";
 
-/// How long the kernel may take to let go of a cgroup whose processes were killed.
+/// Maximum time until the kernel releases a cgroup whose processes were killed.
 const EMPTY: Duration = Duration::from_secs(10);
 
-/// The same directory in each hierarchy; gone, with the processes in it, when dropped.
+/// The same directory in each hierarchy. Dropping it kills its processes and removes it.
 #[derive(Debug)]
 pub(super) struct Cgroup(Vec<PathBuf>);
 
-/// Hierarchies that systemd uses here: its own and the unified one, or the unified one alone.
+/// Returns the hierarchies that systemd uses here: its own and the unified one, or only the unified one.
 fn hierarchies() -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     if root.join("cgroup.controllers").exists() {
@@ -32,7 +32,7 @@ fn hierarchies() -> Vec<PathBuf> {
 }
 
 impl Cgroup {
-    /// Makes one of this name.
+    /// Creates the cgroup with this name.
     pub(super) fn make(name: &str) -> Result<Self, String> {
         let hierarchies = hierarchies();
         if hierarchies.is_empty() {
@@ -48,7 +48,7 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// Starts a program in it, which ends when the thread that calls this does.
+    /// Starts a program in it. The program ends when the calling thread ends.
     pub(super) fn spawn(&self, command: &Command, place: impl FnOnce(&mut Command)) -> io::Result<Child> {
         let join = r#"n=$1; shift; while [ $n -gt 0 ]; do echo $$ > "$1/cgroup.procs" || exit; shift; n=$((n - 1)); done
                       exec setpriv --pdeathsig TERM -- "$@""#;
@@ -68,7 +68,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Removes what test programs left that are gone.
+/// Removes the cgroups of test programs that no longer exist.
 fn sweep(hierarchy: &Path) {
     for entry in fs::read_dir(hierarchy).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -79,7 +79,7 @@ fn sweep(hierarchy: &Path) {
     }
 }
 
-/// Kills what is in a cgroup and removes it, the deepest first.
+/// Kills the processes in a cgroup and removes it, deepest directories first.
 fn remove(dir: &Path) {
     let until = Instant::now() + EMPTY;
     while dir.exists() && !remove_once(dir) && Instant::now() < until {
@@ -89,7 +89,7 @@ fn remove(dir: &Path) {
 
 fn remove_once(dir: &Path) -> bool {
     for pid in fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default().lines() {
-        // 0 is a process of a namespace above ours, and to kill(2) it is our own group.
+        // 0 means a process outside this pid namespace; for kill(2) it means the caller's process group.
         if let Ok(pid) = pid.parse::<i32>()
             && pid > 1
         {

@@ -1,4 +1,4 @@
-//! gpush in a machine: installed as docs/install.md says, on a simulated host.
+//! gpush in a machine: installed by the commands of docs/install.md, with a simulated host.
 
 use std::path::{Path, PathBuf};
 
@@ -8,28 +8,28 @@ use crate::{
     page::{blocks, document},
 };
 
-/// Where the built programs are seen inside.
+/// Path of the built programs inside.
 pub(super) const BUILT: &str = "/opt/built";
 
-/// Where the checkout is seen inside.
+/// Path of the checkout inside.
 pub(super) const REPOSITORY: &str = "/opt/gpush";
 
 /// The simulated host, inside.
 const HOST: &str = "/var/lib/gpush-sim";
 
-/// Directory of the built programs.
+/// Returns the directory of the built programs.
 pub(super) fn built() -> PathBuf {
     program("gpushd").parent().expect("a program is somewhere").to_owned()
 }
 
-/// The checkout.
+/// Returns the directory of the checkout.
 pub(super) fn repository() -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     tests.parent().expect("tests are in the repository").to_owned()
 }
 
 impl Machine {
-    /// Installs gpush: types what docs/install.md says, up to enabling it.
+    /// Installs gpush with the commands of docs/install.md, up to enabling it.
     ///
     /// # Panics
     /// When the page's commands fail.
@@ -42,7 +42,7 @@ impl Machine {
             .filter(|line| !line.contains("/man/"))
             .fold(String::new(), |text, line| text + line + "\n");
         self.sh(&format!("set -e\ncd {REPOSITORY}\n{install}"));
-        // What is run at once is the tests' to say.
+        // The page ends with a trial of gpushctl, which the tests replace by their own commands.
         let enable: Vec<_> = enable.lines().filter(|line| !line.starts_with("gpushctl")).collect();
         self.sh(&format!("set -e\n{}", enable.join("\n").replace(" --now", "")));
     }
@@ -63,8 +63,8 @@ impl Machine {
         Some(self.sh(&format!("dpkg --force-confdef --force-confold --install {BUILT}/{file} 2>&1")))
     }
 
-    /// Has gpushd see a simulated host, described in TOML. Its state is the one thing that the unit's
-    /// sandbox is opened for.
+    /// Makes gpushd use a simulated host, described in TOML. The host's directory is the only exception from
+    /// the unit's sandbox.
     ///
     /// # Panics
     /// When it is refused.
@@ -74,7 +74,7 @@ impl Machine {
         let script = format!(r#"eval "$({BUILT}/gpush-sim env {HOST})"; env"#);
         let text = self.sh(&script);
         let seen = ["NVML_SIM_STATE=", "LD_LIBRARY_PATH=", "GPUSH_BOOT_ID_FILE=", "GPUSH_PROC=", "GPUSH_NVIDIA_SMI="];
-        // Socket and state directory stay the unit's own.
+        // Socket and state directory remain those of the unit.
         let set = text.lines().filter(|line| seen.iter().any(|name| line.starts_with(name)));
         let set: String = set.map(|line| format!("Environment=\"{line}\"\n")).collect();
         self.write(

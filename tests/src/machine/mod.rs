@@ -1,18 +1,18 @@
-//! A machine of its own with a real systemd: Debian in a container, booted for one test.
+//! A machine with a real systemd: Debian in a container, booted for one test.
 //!
-//! What a service manager does to units, sockets and processes is systemd's to say, not a mock's.
-//! A boot takes less than a second; every machine starts from the same files ([`root`]), and what it
-//! writes is in memory and gone with it.
+//! A real service manager decides what happens to units, sockets and processes, not a mock. A boot takes less
+//! than a second. Every machine starts from the same files ([`root`]); its writes stay in memory and disappear
+//! with it.
 //!
 //! ```text
-//! root, made once ──boot──► running ──install──► gpush as docs/install.md puts it there
-//!                              │                  └─simulated_host──► gpushd would see GPUs
+//! root, made once ──boot──► running ──install──► gpush as in docs/install.md
+//!                              │                  └─simulated_host──► gpushd sees GPUs
 //!                              └──drop──► init killed, cgroups removed, also when a test panics
 //! ```
 //!
-//! Commands enter it by `nsenter`. They are in none of its units: what a unit's sandbox allows can be
-//! asked of a unit only. Missing in it are udevd and, where this machine gives them to cgroup v1, the
-//! controllers for memory, CPU and tasks.
+//! Commands enter it by `nsenter` and belong to none of its units, so only a unit can show what its sandbox
+//! permits. The machine has no udevd. If the host assigns the controllers for memory, CPU and tasks to
+//! cgroup v1, the machine lacks those as well.
 
 mod cgroup;
 mod guest;
@@ -44,21 +44,21 @@ const PROGRAMS: [(&str, &str); 4] = [
     ("setpriv", "util-linux"),
 ];
 
-/// A machine that runs; gone, with all that was in it, when dropped.
+/// A running machine. Dropping it stops it and deletes everything in it.
 #[derive(Debug)]
 pub struct Machine {
     nspawn: Child,
-    /// Its init, by our pid.
+    /// Its init, by the host's pid.
     init: Pid,
-    /// How long it took to boot.
+    /// Duration of the boot.
     pub boot: Duration,
     scratch: tempfile::TempDir,
-    // Last: nothing is in it once the machine is down.
+    // Dropped last: it is empty once the machine has stopped.
     _cgroup: Cgroup,
 }
 
 impl Machine {
-    /// Boots one. `None` where that can't be done; then `what` is said to be skipped, and why.
+    /// Boots a machine. Where that is not possible, prints that `what` is skipped and why, and returns `None`.
     ///
     /// # Panics
     /// When it can be done, and the machine does not come up.
@@ -83,7 +83,7 @@ impl Machine {
         let mut command = Command::new("systemd-nspawn");
         command
             .args(["--quiet", "--boot", "--console=pipe", "--register=no", "--keep-unit", "--notify-ready=yes"])
-            // Without it DeviceAllow= of units is not enforced, and nobody says so.
+            // Without it, DeviceAllow= of units is silently ignored.
             .arg("--system-call-filter=bpf")
             .arg("--volatile=overlay")
             .arg(format!("--machine={name}"))
@@ -103,7 +103,7 @@ impl Machine {
         machine
     }
 
-    /// Until its init says that all units of the boot are up. Before, it says who it is.
+    /// Waits until init reports that all units of the boot are up. Its first message tells its pid.
     fn wait_until_ready(&mut self, notify: &UnixDatagram) {
         let until = Instant::now() + PATIENCE;
         notify.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout can be set");
@@ -122,17 +122,17 @@ impl Machine {
             assert!(ended.is_none(), "the machine ended ({ended:?}):\n{}", self.console());
             assert!(Instant::now() < until, "the machine does not come up:\n{}", self.console());
         }
-        // To anybody 0 would be their own process group, and 1 the init of this machine.
+        // kill(2) takes 0 as the caller's process group, and 1 is the init of the host.
         assert!(self.init.as_raw() > 1, "systemd-nspawn did not say who the init is:\n{}", self.console());
     }
 
-    /// What the machine printed on its console.
+    /// Returns the output on the machine's console.
     #[must_use]
     pub fn console(&self) -> String {
         std::fs::read_to_string(self.scratch.path().join("console")).unwrap_or_default()
     }
 
-    /// A command inside, as root, with a plain environment; ended when it takes too long.
+    /// Returns a command that runs inside as root, with a minimal environment and a time limit.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("timeout");
@@ -143,7 +143,7 @@ impl Machine {
         command
     }
 
-    /// Runs a shell's line inside, whatever comes of it.
+    /// Runs a shell command inside and returns its output, whatever its status.
     ///
     /// # Panics
     /// When it can't be started.
@@ -152,7 +152,7 @@ impl Machine {
         self.command("sh").args(["-c", line]).output().expect("nsenter can be started")
     }
 
-    /// Runs a shell's line inside that shall succeed; gives what it printed.
+    /// Runs a shell command inside that must succeed. Returns its output.
     ///
     /// # Panics
     /// When it fails.
@@ -163,18 +163,18 @@ impl Machine {
         out.trim_end().to_owned()
     }
 
-    /// The journal's last lines, for whoever has to find out.
+    /// Returns the journal's last lines, for failure messages.
     fn journal_end(&self) -> String {
         let output = self.command("journalctl").args(["--no-pager", "--lines=60"]).output();
         output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
     }
 
-    /// Writes a file inside, and the directories on the way.
+    /// Writes a file inside, and creates the directories above it.
     ///
     /// # Panics
     /// When that fails.
     pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
-        // Through a program there: files in memory of another machine can't be reached by path.
+        // Through a program inside: the machine's in-memory files have no path on the host.
         let mut child = self
             .command("sh")
             .args(["-c", r#"mkdir -p "$(dirname "$0")" && cat > "$0""#, path])
@@ -187,7 +187,7 @@ impl Machine {
         assert!(child.wait().expect("a child can be waited for").success(), "{path} can't be written");
     }
 
-    /// Puts a program inside.
+    /// Copies a program into the machine.
     ///
     /// # Panics
     /// When that fails.
@@ -196,16 +196,16 @@ impl Machine {
         self.sh(&format!("chmod 755 {path}"));
     }
 
-    /// A property of a unit.
+    /// Returns a property of a unit.
     #[must_use]
     pub fn property(&self, unit: &str, property: &str) -> String {
         self.sh(&format!("systemctl show --value --property={property} '{unit}'"))
     }
 
-    /// A unit's main process, by the machine's pid.
+    /// Returns a unit's main process, by the machine's pid.
     ///
     /// # Panics
-    /// When there is none: systemd says 0 then, which to `kill` is the caller's own group.
+    /// If the unit has none: systemd then reports 0, which `kill` takes as the caller's process group.
     #[must_use]
     pub fn main_pid(&self, unit: &str) -> u32 {
         let pid = self.property(unit, "MainPID").parse().expect("a pid");
@@ -213,17 +213,17 @@ impl Machine {
         pid
     }
 
-    /// Kills a process inside without warning.
+    /// Sends SIGKILL to a process inside.
     ///
     /// # Panics
-    /// When it is none that may be killed, or gone.
+    /// If the process is gone, or is one that must not be killed.
     pub fn kill(&self, pid: u32) {
         assert!(pid > 1, "{pid} is not killed");
         self.sh(&format!("kill -KILL {pid}"));
     }
 
-    /// Waits until the journal has an entry that says this, among those that match, such as
-    /// `_SYSTEMD_UNIT=gpushd.service`, and gives it.
+    /// Waits until the journal has an entry that contains `says`, among those that match a filter such as
+    /// `_SYSTEMD_UNIT=gpushd.service`. Returns the entry.
     ///
     /// # Panics
     /// When none comes.
@@ -232,7 +232,7 @@ impl Machine {
         self.sh(&format!("journalctl --follow --lines=all --output=cat {matches} | grep -m1 -F -- '{says}'"))
     }
 
-    /// Waits until something is so inside that sends no event.
+    /// Waits until a condition that sends no event holds inside.
     ///
     /// # Panics
     /// When it is not for too long.
@@ -247,8 +247,8 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Killed, not shut down: what is left is in memory. With its init the kernel ends all of it,
-        // and systemd-nspawn cleans up behind it.
+        // Killed, not shut down: its files are in memory. When init ends, the kernel ends all its processes,
+        // and systemd-nspawn cleans up.
         if self.init.as_raw() > 1 {
             let _ = kill(self.init, Signal::SIGKILL);
         } else {
@@ -263,7 +263,7 @@ impl Drop for Machine {
     }
 }
 
-/// Whether machines can be made here.
+/// Checks whether this host can run machines.
 fn able() -> Result<(), String> {
     if !nix::unistd::geteuid().is_root() {
         return Err("only root can boot a container".to_owned());
@@ -274,7 +274,7 @@ fn able() -> Result<(), String> {
             return Err(format!("{program} is not installed (Debian's package {package})"));
         }
     }
-    // The root of a container may be refused this, and all that follows from it.
+    // Root in a container may lack this permission, and then nothing else works either.
     let mounts = Command::new("unshare").args(["--mount", "true"]).output();
     if !mounts.is_ok_and(|output| output.status.success()) {
         return Err("no mount namespace can be had here".to_owned());

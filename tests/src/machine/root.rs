@@ -1,8 +1,8 @@
-//! The file system that machines start from: a small Debian with systemd, made once.
+//! The root file system of the machines: a small Debian with systemd, created once.
 //!
-//! It comes from the Debian sources of this machine's own package lists, in the release that this
-//! machine has, so that programs built here run there. It lies under the target directory and is
-//! made anew when the recipe changes. Machines never write to it.
+//! It comes from the Debian sources in this machine's package lists, in the release that this machine runs, so
+//! programs built here run there. It is stored under the target directory and created again when the recipe
+//! changes. Machines never write to it.
 
 use std::{
     fs,
@@ -16,10 +16,10 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::host::program;
 
-/// What is in it beyond the smallest Debian.
+/// Packages in addition to the smallest Debian.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,procps";
 
-/// Its files, made now or before. A failure is told to every test of this program that asks.
+/// Returns the files, created now or earlier. Every caller gets the error of a failure.
 pub(super) fn root() -> Result<&'static Path, String> {
     static ROOT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     ROOT.get_or_init(|| {
@@ -48,7 +48,7 @@ fn made(dir: &Path) -> Result<PathBuf, String> {
         return Ok(root);
     }
     let begun = Instant::now();
-    // Without its note it is not taken for whole.
+    // Without its note, an incomplete directory does not count as finished.
     let _ = fs::remove_file(&note);
     if root.exists() {
         fs::remove_dir_all(&root).map_err(why)?;
@@ -61,7 +61,7 @@ fn made(dir: &Path) -> Result<PathBuf, String> {
     let output = Command::new("mmdebstrap")
         .args(["--quiet", "--mode=root", "--variant=minbase"])
         .arg(format!("--include={PACKAGES}"))
-        // What is random or this machine's own: each boot makes its own id.
+        // Removes random and machine-specific data: each boot generates its own machine id.
         .arg("--customize-hook=: > \"$1/etc/machine-id\"")
         .arg(&release)
         .arg(&root)
@@ -78,14 +78,14 @@ fn made(dir: &Path) -> Result<PathBuf, String> {
     Ok(root)
 }
 
-/// Code name of the release that this machine runs.
+/// Returns the code name of this machine's release.
 fn release() -> Result<String, String> {
     let text = fs::read_to_string("/etc/os-release").map_err(|error| format!("/etc/os-release: {error}"))?;
     let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
     name.map(|name| name.trim_matches('"').to_owned()).ok_or("this is no Debian: it has no code name".to_owned())
 }
 
-/// Parts of apt's lists that name this release: file name and content.
+/// Returns the parts of apt's lists that name this release: file name and content.
 fn sources(release: &str, apt: &Path) -> Vec<(String, String)> {
     let mut files = vec![apt.join("sources.list")];
     files.extend(fs::read_dir(apt.join("sources.list.d")).into_iter().flatten().flatten().map(|entry| entry.path()));
@@ -98,7 +98,7 @@ fn sources(release: &str, apt: &Path) -> Vec<(String, String)> {
     files.iter().filter_map(kept).collect()
 }
 
-/// Whether a suite is the release's: `bookworm`, `bookworm-security`.
+/// Returns whether a suite belongs to the release: `bookworm`, `bookworm-security`.
 fn is_of(suite: &str, release: &str) -> bool {
     suite.strip_prefix(release).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_debians_own_sources_of_the_release_are_taken() {
+    fn only_debian_sources_of_the_release_are_used() {
         let text = "Types: deb\n# old\nURIs: file:/a\nSuites: trixie trixie-updates\nComponents: main\n\n\
                     Types: deb\nURIs: file:/b\nSuites: nodistro\nComponents: main\n";
         assert!(stanzas(text, "trixie").contains("file:/a") && !stanzas(text, "trixie").contains("file:/b"));

@@ -14,7 +14,7 @@ use std::{
 };
 
 pub use client::Client;
-use gpush_api::{ApiError, MpsDaemon, MpsShareTaken, MpsState};
+use gpush_api::{ApiError, Lease, LeaseGrant, LeaseId, LeaseState, MpsDaemon, MpsState};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -91,29 +91,88 @@ pub fn act(agent: &Agent, target: &str, verb: &str, body: &Value) -> Answer {
     agent.post(&format!("/v1/mps/{target}/{verb}"), body)
 }
 
-/// Takes a share.
+/// Requests a lease on a target. The body has `percentage`, `memory_limit_mib`, `priority`, and fields of the request
+/// besides its share, such as `duration_s`.
 ///
 /// # Errors
 /// The refusal.
 ///
 /// # Panics
 /// When the answer is neither.
-pub fn share(agent: &Agent, target: &str, body: &Value) -> Result<MpsShareTaken, ApiError> {
-    let answer = agent.post(&format!("/v1/mps/{target}/shares"), body);
+pub fn lease(agent: &Agent, target: &str, body: &Value) -> Result<LeaseGrant, ApiError> {
+    let answer = agent.post("/v1/leases", &request(target, body));
     if answer.status >= 400 {
         return Err(answer.error());
     }
-    Ok(serde_json::from_value(answer.json()).expect("a share"))
+    Ok(serde_json::from_value(answer.json()).expect("a lease"))
 }
 
-/// Releases all shares of a target: without `force` a daemon with shares is not stopped.
+/// Requests a lease for a user, as root.
+///
+/// # Errors
+/// The refusal.
+///
+/// # Panics
+/// When the answer is neither.
+pub fn lease_for(agent: &Agent, uid: u32, target: &str, body: &Value) -> Result<LeaseGrant, ApiError> {
+    let mut body = body.clone();
+    body["holder_uid"] = uid.into();
+    lease(agent, target, &body)
+}
+
+/// The request of [`lease`].
+///
+/// # Panics
+/// When the body is not an object.
+#[must_use]
+pub fn request(target: &str, body: &Value) -> Value {
+    let mut request = body.as_object().expect("an object").clone();
+    let mut share = serde_json::Map::from_iter([("kind".to_owned(), "mps".into())]);
+    for name in ["percentage", "memory_limit_mib", "priority"] {
+        share.extend(request.remove(name).map(|value| (name.to_owned(), value)));
+    }
+    request.insert("share".to_owned(), share.into());
+    request.insert("target".to_owned(), target.into());
+    request.into()
+}
+
+/// Releases a lease: the lease, releasing or ended.
+///
+/// # Panics
+/// When it cannot be released.
+pub fn release(agent: &Agent, id: LeaseId) -> Lease {
+    let answer = agent.post(&format!("/v1/leases/{id}/release"), &serde_json::json!({}));
+    assert_eq!(answer.status, 200, "{id}: {}", String::from_utf8_lossy(&answer.body));
+    serde_json::from_value(answer.json()).expect("a lease")
+}
+
+/// A lease, ended or not.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn lease_now(agent: &Agent, id: LeaseId) -> Lease {
+    let answer = agent.get(&format!("/v1/leases/{id}"));
+    assert_eq!(answer.status, 200, "{id}: {}", String::from_utf8_lossy(&answer.body));
+    serde_json::from_value(answer.json()).expect("a lease")
+}
+
+/// Waits until a lease is in a state.
+///
+/// # Panics
+/// When it does not come to it.
+pub fn lease_becomes(agent: &Agent, id: LeaseId, state: LeaseState) -> Lease {
+    agent.await_that(&format!("{id} {state}"), || lease_now(agent, id).state == state);
+    lease_now(agent, id)
+}
+
+/// Releases all leases of a target: without `force` a daemon with leases is not stopped.
 ///
 /// # Panics
 /// When one cannot be released.
 pub fn release_all(agent: &Agent, target: &str) {
-    for share in daemon(agent, target).shares {
-        let released = agent.request("DELETE", &format!("/v1/mps/shares/{}", share.id), "", b"");
-        assert_eq!(released.status, 200, "share {}", share.id);
+    for lease in daemon(agent, target).leases {
+        release(agent, lease.id);
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use gpush_api::{MpsDaemon, MpsState};
 use serde_json::json;
 
-use super::{Client, base, becomes, controls, daemon, pid_of, reaches, share};
+use super::{Client, base, becomes, controls, daemon, lease, pid_of, reaches};
 use crate::{
     agent::{Agent, Setup},
     host::Host,
@@ -61,7 +61,7 @@ impl Served {
     pub fn of(host: Host, target: &str, config: &str, programs: Option<&Path>) -> Self {
         let agent = start(&host, config, programs);
         let ready = reaches(&agent, target, MpsState::Ready);
-        let environment = share(&agent, target, &json!({})).expect("a share").environment;
+        let environment = lease(&agent, target, &json!({})).expect("a lease").environment;
         let (config, programs) = (config.to_owned(), programs.map(Path::to_owned));
         Self { agent, pid: pid_of(&ready), target: ready.target, host, environment, config, programs }
     }

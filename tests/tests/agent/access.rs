@@ -1,4 +1,4 @@
-//! Who may do and see what, by the kernel's word: the same requests from other users.
+//! Permissions and redaction by socket peer credentials: the same requests from other users.
 
 use std::{
     io::Write,
@@ -14,10 +14,10 @@ use gpush_tests::{
 use nix::unistd::{Group, geteuid};
 use serde_json::{Value, json};
 
-/// The user `nobody`, who is in no group of ours.
+/// The user `nobody`, who is in none of the agent's groups.
 const NOBODY: u32 = 65534;
 
-/// Whether this machine lets a test be somebody else, or why not.
+/// Returns whether this machine lets a test change its user; prints the reason if not.
 fn can_be_somebody_else() -> bool {
     let curl = Command::new("curl").arg("--version").stdout(Stdio::null()).status();
     if !geteuid().is_root() {
@@ -37,7 +37,7 @@ fn ask_as(uid: u32, gid: u32, agent: &Agent, method: &str, path: &str, body: Opt
     ask_with(command, agent, method, path, body).unwrap_or_else(|why| panic!("curl: {why}"))
 }
 
-/// Asks through a command that ends with `curl`. The error is what the command says.
+/// Sends a request through a command that ends with `curl`. The error is the output of the command.
 fn ask_with(
     mut command: Command,
     agent: &Agent,
@@ -60,7 +60,7 @@ fn ask_with(
 }
 
 #[test]
-fn a_user_without_the_right_may_look_and_plan_and_not_change() {
+fn unprivileged_user_can_read_and_plan_but_not_change() {
     if !can_be_somebody_else() {
         return;
     }
@@ -69,7 +69,7 @@ fn a_user_without_the_right_may_look_and_plan_and_not_change() {
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "2g.20gb"]).state, OperationState::Done);
     let before = truth(&host, 0);
     host.start_trace();
-    let wanted = json!({"gpus": ["0"], "layout": {"entries": ["7g.80gb"]}});
+    let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["7g.80gb"]}});
     let denied = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/apply", Some(&wanted));
     assert_eq!(denied.status, 403);
     let error = denied.error();
@@ -80,12 +80,12 @@ fn a_user_without_the_right_may_look_and_plan_and_not_change() {
     assert_eq!(ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/gpus", None).status, 200);
     assert_eq!(ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/plan", Some(&wanted)).status, 200);
     assert_eq!((truth(&host, 0), host.trace()), (before, Vec::new()));
-    // Who asked for an operation is known, from which process is not.
+    // The user who requested an operation is shown, the process is not.
     let operations = ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/operations", None).json();
     assert_eq!((&operations[0]["by"]["uid"], &operations[0]["by"]["pid"]), (&json!(0), &Value::Null));
 }
 
-/// Root of a container that has the socket was an administrator.
+/// Root of a container that had the socket counted as an administrator.
 #[test]
 fn root_in_another_pid_or_user_namespace_is_denied() {
     if !can_be_somebody_else() {
@@ -94,7 +94,7 @@ fn root_in_another_pid_or_user_namespace_is_denied() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, "");
     let before = truth(&host, 0);
-    let wanted = json!({"gpus": ["0"], "layout": {"entries": ["7g.80gb"]}});
+    let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["7g.80gb"]}});
     for namespaces in [&["--fork", "--pid"][..], &["--user", "--map-root-user"]] {
         let through = || {
             let mut command = Command::new("unshare");
@@ -118,7 +118,7 @@ fn root_in_another_pid_or_user_namespace_is_denied() {
 }
 
 #[test]
-fn members_of_an_admin_group_may_change() {
+fn members_of_admin_group_can_change() {
     if !can_be_somebody_else() {
         return;
     }
@@ -128,7 +128,7 @@ fn members_of_an_admin_group_may_change() {
     };
     let host = Host::up("a30x4");
     let agent = Agent::start_public(&host, &format!("[access]\nadmin_groups = [\"{}\"]\n", group.name));
-    let wanted = json!({"gpus": ["0"], "layout": {"entries": ["2g.12gb"]}});
+    let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.12gb"]}});
     assert_eq!(ask_as(NOBODY, 1, &agent, "POST", "/v1/mig/apply", Some(&wanted)).status, 403);
     let begun = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/apply", Some(&wanted));
     assert_eq!(begun.status, 202, "{}", String::from_utf8_lossy(&begun.body));
@@ -137,7 +137,7 @@ fn members_of_an_admin_group_may_change() {
 }
 
 #[test]
-fn others_see_that_somebody_is_there_and_no_more() {
+fn other_users_processes_are_redacted() {
     if !can_be_somebody_else() {
         return;
     }
@@ -145,7 +145,7 @@ fn others_see_that_somebody_is_there_and_no_more() {
     let agent = Agent::start_public(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "2g.20gb@0"]).state, OperationState::Done);
     let (large, small) = (gi_at(&host, 0, 4), gi_at(&host, 0, 0));
-    // Root's in one instance, nobody's own in the other.
+    // A process of root in one instance, and one of `nobody` in the other.
     let roots = host.process(&format!("--gpu 0 --gi {large} --ci 0 --memory 700"));
     let mut own = Command::new("sleep");
     let mut own = own.arg("987654").uid(NOBODY).gid(NOBODY).current_dir("/").spawn().expect("sleep can be started");
@@ -155,22 +155,22 @@ fn others_see_that_somebody_is_there_and_no_more() {
     agent.settle_reads();
 
     let seen = ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/gpus/0", None).json();
-    let processes = |n: usize| &seen["mig"]["instances"][n]["compute"][0]["processes"][0];
+    let processes = |n: usize| &seen["mig"]["instances"][n]["compute_instances"][0]["processes"][0];
     let (mine, other) = (processes(0), processes(1));
     assert_eq!(mine["pid"], own.id(), "{seen}");
     assert_eq!(mine["uid"], NOBODY);
     assert_eq!(mine["command"], "sleep 987654");
     assert_eq!(other, &json!({"kind": "compute", "memory_mib": 700}), "of others only that they are there");
 
-    // Not in a plan's refusal either, in no field and no sentence.
-    let wanted = json!({"gpus": ["0"], "layout": {"entries": ["7g.80gb"]}});
+    // A plan's refusal hides them too, in every field and sentence.
+    let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["7g.80gb"]}});
     let plan = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/plan", Some(&wanted));
     let text = String::from_utf8(plan.body.clone()).unwrap();
     assert!(text.contains("in use"), "{text}");
     assert!(!text.contains(&roots.to_string()), "{text}");
     assert!(text.contains(&own.id().to_string()), "{text}");
 
-    // Root sees all of it.
+    // Root sees everything.
     let all = agent.gpu(0).mig.unwrap().instances;
     let shown = &all[1].compute[0].processes[0];
     assert_eq!((shown.pid, shown.uid, shown.user.as_deref()), (Some(roots), Some(0), Some("root")));
@@ -179,9 +179,10 @@ fn others_see_that_somebody_is_there_and_no_more() {
     let _ = own.wait();
 }
 
-/// A command line is its owner's to write; the API shows none of what deceives a reader.
+/// The owner of a process chooses its command line. The API escapes everything in it that could deceive a
+/// reader.
 #[test]
-fn a_command_line_cannot_drive_or_deceive_the_terminal_it_is_shown_on() {
+fn command_line_is_escaped_for_the_terminal() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["4g.24gb"]).state, OperationState::Done);
@@ -194,7 +195,8 @@ fn a_command_line_cannot_drive_or_deceive_the_terminal_it_is_shown_on() {
     agent.settle_reads();
     let seen = agent.get("/v1/gpus/0").json();
     assert_eq!(
-        seen["mig"]["instances"][0]["compute"][0]["processes"][0]["command"], "sh -c read line ?[2Jtr?ain?yp. x",
+        seen["mig"]["instances"][0]["compute_instances"][0]["processes"][0]["command"],
+        "sh -c read line ?[2Jtr?ain?yp. x",
         "{seen}"
     );
     drop(own.stdin.take());
@@ -202,7 +204,7 @@ fn a_command_line_cannot_drive_or_deceive_the_terminal_it_is_shown_on() {
 }
 
 #[test]
-fn one_user_cannot_use_up_the_connections() {
+fn one_user_cannot_use_all_connections() {
     if !can_be_somebody_else() {
         return;
     }
@@ -210,14 +212,14 @@ fn one_user_cannot_use_up_the_connections() {
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --hang");
     let agent = Agent::start_public(&host, "");
     let mut operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
-    // Until it hangs: from then on nothing changes, and a long poll lasts.
+    // Waits until it hangs: from then on nothing changes, and a long poll lasts.
     while operation.progress[0].doing.is_none() {
         let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
         operation = serde_json::from_value(agent.get(&path).json()).unwrap();
     }
     let poll = format!("http://gpush/v1/operations/op-1?after={}&wait_ms=60000", operation.revision);
-    // As many long polls as it can have, held open by one curl; then one more. A question of ours
-    // may take a place before curl has all of them: it tries again.
+    // One curl holds as many long polls as the limit allows; then one more follows. A request of the test may
+    // take a slot before curl has all of them, so it tries again.
     let mut held = Command::new("curl");
     held.uid(NOBODY).gid(NOBODY).current_dir("/").env("HOME", "/");
     held.args(["--silent", "--parallel", "--parallel-immediate", "--parallel-max", "40"]);
@@ -238,7 +240,7 @@ fn one_user_cannot_use_up_the_connections() {
     };
     assert_eq!(refused.status, 503);
     assert!(refused.error().message.contains("uid 65534 has 32 connections"), "{:?}", refused.error());
-    // Root is not kept out.
+    // The limit does not apply to root.
     assert_eq!(agent.get("/v1/version").status, 200);
     let _ = held.kill();
     let _ = held.wait();

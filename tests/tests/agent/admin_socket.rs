@@ -1,4 +1,4 @@
-//! The second socket: root and hooks get through, whatever happens on the first.
+//! The second socket: root and hooks can connect, whatever happens on the first socket.
 
 use std::{
     io::{Read, Write},
@@ -22,17 +22,18 @@ use nix::{
 /// Connections that crowd the first socket.
 const CROWD: usize = 1000;
 
-/// An agent with its sockets where a user's own agent has them.
+/// Starts an agent with its sockets where the agent of an ordinary user has them.
 fn users_own(host: &Host) -> (Agent, std::path::PathBuf) {
     let runtime = host.scratch("runtime");
     let socket = runtime.join("gpush/gpushd.sock");
     (Setup::on(host).socket(socket).admin_beside().start(), runtime)
 }
 
-/// Opens a connection, asks over it, and keeps it: `Ok` when it was served, else the status.
+/// Opens a connection, sends a request, and keeps the connection. Returns it with the status of the answer, 0
+/// if none came.
 fn hold(agent: &Agent) -> (UnixStream, u16) {
     let mut stream = agent.connect();
-    // It may be refused, and closed, before it has read this.
+    // gpushd may refuse and close the connection before it has read this.
     let _ = stream.write_all(b"GET /v1/version HTTP/1.1\r\nhost: x\r\n\r\n");
     let mut head = [0; 12];
     let status = match stream.read_exact(&mut head) {
@@ -43,18 +44,19 @@ fn hold(agent: &Agent) -> (UnixStream, u16) {
 }
 
 #[test]
-fn a_crowd_on_the_first_socket_keeps_root_from_nothing() {
+fn crowd_on_first_socket_does_not_block_root() {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let needed = 2 * CROWD as u64;
     if hard < needed {
         println!("skipped: a process may open {hard} files here, {needed} are needed");
         return;
     }
-    // The limit is that of all tests of this program and of what they start: it rises no further than necessary.
+    // The limit applies to all tests in this program and to the programs that they start, so it rises only as
+    // far as necessary.
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(needed), hard).unwrap();
     let host = Host::up("a30x4");
     let (agent, runtime) = users_own(&host);
-    // Our own uid, which has the largest share of all: what it can't do to root nobody can.
+    // The test's own uid has the largest share of connections: if it cannot block root, no other user can.
     let crowd: Vec<(UnixStream, u16)> = (0..CROWD).map(|_| hold(&agent)).collect();
     let with = |status: u16| crowd.iter().filter(|(_, found)| *found == status).count();
     println!("{CROWD} connections: {} served, {} refused, {} closed", with(200), with(503), with(0));
@@ -65,7 +67,7 @@ fn a_crowd_on_the_first_socket_keeps_root_from_nothing() {
     for path in ["/v1/version", "/v1/gpus", "/v1/health"] {
         assert_eq!(agent.get_at(&admin, path).status, 200, "{path}");
     }
-    // And gpushctl finds it by itself.
+    // gpushctl finds this socket without an option.
     if std::path::Path::new("/run/gpush/gpushd.sock").exists() {
         println!("skipped: an agent of this machine has the default socket");
         return;
@@ -85,7 +87,7 @@ fn a_crowd_on_the_first_socket_keeps_root_from_nothing() {
 }
 
 #[test]
-fn others_cannot_connect_to_it() {
+fn other_users_cannot_connect_to_admin_socket() {
     if !geteuid().is_root() {
         println!("skipped: only root can ask as another user");
         return;
@@ -107,7 +109,7 @@ fn others_cannot_connect_to_it() {
 }
 
 #[test]
-fn the_config_says_where_it_is_and_a_second_agent_names_the_first() {
+fn admin_socket_path_comes_from_config() {
     let host = Host::up("a30x4");
     let elsewhere = host.scratch("elsewhere.sock");
     let config = format!("[api]\nadmin_socket = \"{}\"\n", elsewhere.display());
@@ -121,11 +123,11 @@ fn the_config_says_where_it_is_and_a_second_agent_names_the_first() {
 }
 
 #[test]
-fn systemd_hands_both_sockets_over_by_name() {
+fn systemd_passes_both_sockets_by_name() {
     let host = Host::up("a30x4");
     let (public, admin) = (host.scratch("handed.sock"), host.scratch("handed-admin.sock"));
     let listeners = [UnixListener::bind(&admin).unwrap(), UnixListener::bind(&public).unwrap()];
-    // systemd's part: the sockets as descriptors 3 and 4, in whatever order, and their names.
+    // systemd's part: the sockets as descriptors 3 and 4, in either order, with their names.
     let script = "exec 3<&0 4<&2 </dev/null 2>/dev/null; \
                   export LISTEN_FDS=2 LISTEN_PID=$$ LISTEN_FDNAMES=admin:gpushd.socket; exec \"$@\"";
     let [first, second] = listeners;

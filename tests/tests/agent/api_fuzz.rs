@@ -1,5 +1,5 @@
-//! The API against its own description: schemathesis makes requests from `/v1/openapi.json`, valid ones and
-//! invalid ones, and checks each answer against it.
+//! The API against its own description: schemathesis generates valid and invalid requests from
+//! `/v1/openapi.json` and checks each answer.
 
 use std::{
     io::copy,
@@ -12,17 +12,17 @@ use std::{
 use gpush_api::MpsState;
 use gpush_tests::{agent::Agent, host::Host, mps::reaches};
 
-/// Requests for each operation of the API, at least: more than 2,000 in all.
+/// Minimum number of requests for each API operation: more than 2,000 in all.
 const EXAMPLES: usize = 70;
 
-/// Requests in all that are expected at least.
+/// Minimum number of requests in all.
 const CASES: u64 = 2000;
 
 /// The examples in the description name GPU 0 and its MPS target.
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n
     [[gpu]]\nmatch = [\"1\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n";
 
-/// schemathesis; `None`, said, where it is not installed.
+/// Returns the schemathesis program; prints a message and returns `None` where it is not installed.
 fn schemathesis() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace");
     let venv = std::env::var_os("GPUSH_TEST_VENV").map_or_else(|| root.join("target/venv"), PathBuf::from);
@@ -60,7 +60,7 @@ fn pump_down(mut from: UnixStream, mut to: TcpStream) {
 }
 
 #[test]
-fn two_thousand_requests_from_the_description_find_nothing() {
+fn two_thousand_generated_requests_match_the_description() {
     let Some(program) = schemathesis() else { return };
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
@@ -71,9 +71,9 @@ fn two_thousand_requests_from_the_description_find_nothing() {
         .arg(format!("{url}/v1/openapi.json"))
         .args(["--url", &url, "--seed", "20261122", "--max-examples", &EXAMPLES.to_string()])
         .args(["--checks", "all", "--phases", "examples,coverage,fuzzing", "--no-color"])
-        // Strings that name a GPU or a layout are checked by what they mean.
+        // The schema accepts any string; gpushd checks whether it names a GPU or a layout.
         .args(["--exclude-checks", "positive_data_acceptance"])
-        // An answer without end.
+        // The response of this path does not end.
         .args(["--exclude-path", "/v1/events"])
         .args(["--request-timeout", "30", "--generation-database", "none"])
         .current_dir(host.scratch("."))

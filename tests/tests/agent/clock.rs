@@ -1,4 +1,4 @@
-//! A clock on the wall that is set back, or was wrong before: gpushd's own clock, by libfaketime.
+//! A system clock that is set back, or that was wrong before. libfaketime sets the clock of gpushd alone.
 
 use std::{fs, path::PathBuf};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 const CONFIG: &str = "[[gpu]]\nname = \"lab\"\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"3g.40gb*2\"]\n";
 
-/// The library that Debian's package `faketime` has.
+/// The library from Debian's package `faketime`.
 fn faketime(what: &str) -> Option<PathBuf> {
     let found = fs::read_dir("/usr/lib").ok()?.flatten().map(|dir| dir.path().join("faketime/libfaketimeMT.so.1"));
     let library = found.into_iter().find(|library| library.is_file());
@@ -21,7 +21,7 @@ fn faketime(what: &str) -> Option<PathBuf> {
     library
 }
 
-/// An agent whose clock is set by a file: `+2d` is two days ahead. How time passes is left true.
+/// An agent whose clock is set by a file: `+2d` is two days ahead. Monotonic time stays real.
 struct Clock {
     library: PathBuf,
     file: PathBuf,
@@ -33,7 +33,7 @@ impl Clock {
     }
 
     fn set(&self, offset: &str) {
-        // Whole at once: it is read while it is written.
+        // Replaces the file atomically, because libfaketime may read it at any moment.
         let new = self.file.with_extension("new");
         fs::write(&new, format!("{offset}\n")).and_then(|()| fs::rename(&new, &self.file)).expect("a clock");
     }
@@ -60,7 +60,7 @@ fn audit(agent: &Agent) -> Vec<AuditRecord> {
 }
 
 #[test]
-fn a_clock_that_is_set_back_under_way_stops_nothing_and_keeps_the_order() {
+fn clock_set_back_while_running_keeps_operation_order() {
     let Some(library) = faketime("a clock that is set back under way") else { return };
     let host = Host::up("dgx-a100");
     let clock = Clock::of(&host, library);
@@ -69,10 +69,10 @@ fn a_clock_that_is_set_back_under_way_stops_nothing_and_keeps_the_order() {
     let ahead = done(&agent, &["7g.80gb"]);
     let seconds_ahead = (ahead.created_at - jiff::Timestamp::now()).get_seconds();
     assert!(seconds_ahead > 86_400, "the clock of gpushd is ahead: {ahead:?}");
-    // It ends after three seconds, whatever the wall's clock says then.
+    // It ends after three seconds, whatever the system clock says by then.
     let now = ahead.created_at.max(ahead.ended_at.expect("an end"));
     let body = json!({
-        "gpus": ["1"], "layout": { "entries": ["7g.80gb"] },
+        "selectors": ["1"], "layout_source": { "entries": ["7g.80gb"] },
         "expires_at": (now + jiff::SignedDuration::from_secs(3)).to_string(),
     });
     assert_eq!(agent.follow(agent.begin_with(&body).expect("an operation")).state, OperationState::Done);
@@ -81,7 +81,7 @@ fn a_clock_that_is_set_back_under_way_stops_nothing_and_keeps_the_order() {
     let back = done(&agent, &["3g.40gb", "1g.10gb"]);
     assert!(back.created_at < ahead.created_at, "{back:?}");
     agent.until("end of the override", || agent.gpu(1).overridden.is_none().then_some(()));
-    // Readings are told apart by how time passes: none is taken for one of the future.
+    // Readings are ordered by monotonic time, so no reading appears to come from the future.
     let gpu = agent.gpu(0);
     assert_eq!((gpu.state, gpu.stale), (GpuState::Ready, false), "{:?}", gpu.reasons);
     let trail = audit(&agent);
@@ -90,7 +90,7 @@ fn a_clock_that_is_set_back_under_way_stops_nothing_and_keeps_the_order() {
 }
 
 #[test]
-fn an_agent_that_starts_with_an_earlier_clock_keeps_all_and_says_so() {
+fn start_with_earlier_clock_keeps_records_and_warns() {
     let Some(library) = faketime("a start with an earlier clock") else { return };
     let host = Host::up("dgx-a100");
     let clock = Clock::of(&host, library);
@@ -105,7 +105,7 @@ fn an_agent_that_starts_with_an_earlier_clock_keeps_all_and_says_so() {
     let back = done(&agent, &["3g.40gb", "1g.10gb"]);
     assert!(back.created_at < ahead.created_at, "{back:?}");
     assert_ne!(back.id, ahead.id);
-    // Newer by number, not by the clock.
+    // Ordered by number, not by time.
     let listed = agent.get("/v1/operations?limit=1").json();
     assert_eq!(listed[0]["id"], json!(back.id));
     let after = audit(&agent);

@@ -1,5 +1,5 @@
-//! What gpushd says is recorded is recorded: the order of syncs, replies and driver calls, and what
-//! it does when its database goes from under it or its disk is full.
+//! Durability: the order of syncs, replies and driver calls; and what gpushd does when its database is deleted
+//! or its disk is full.
 
 use std::{io::Write, path::PathBuf, process::Command};
 
@@ -23,7 +23,7 @@ fn stop(agent: &mut Agent) {
 }
 
 #[test]
-fn the_sync_comes_before_the_reply_and_before_the_first_driver_call() {
+fn sync_precedes_reply_and_first_driver_call() {
     if !strace::works("the order of syncs, replies and driver calls") {
         return;
     }
@@ -63,7 +63,7 @@ fn the_sync_comes_before_the_reply_and_before_the_first_driver_call() {
 }
 
 #[test]
-fn a_database_that_is_deleted_under_it_is_noticed_before_anything_is_changed() {
+fn deleted_database_is_noticed_before_any_change() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
@@ -75,10 +75,10 @@ fn a_database_that_is_deleted_under_it_is_noticed_before_anything_is_changed() {
     assert!(error.message.contains("gpush.db was deleted or replaced"), "{error:?}");
     assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("restart gpushd")), "{error:?}");
     assert_eq!(truth(&host, 0), before);
-    // It still tells what there is, and that it is not well.
+    // It still answers reads, and reports that it is degraded.
     assert_eq!(agent.gpus().len(), 8);
     let health = agent.get("/v1/health").json();
-    assert!(health["causes"].to_string().contains("was deleted or replaced"), "{health}");
+    assert!(health["errors"].to_string().contains("was deleted or replaced"), "{health}");
     agent.stop();
 }
 
@@ -90,7 +90,7 @@ fn all(agent: &Agent) -> Vec<Operation> {
 }
 
 #[test]
-fn a_full_disk_refuses_what_is_new_and_lets_end_what_was_begun() {
+fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
     if !strace::works("a full disk") {
         return;
     }
@@ -99,7 +99,7 @@ fn a_full_disk_refuses_what_is_new_and_lets_end_what_was_begun() {
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
     agent.stop();
     let before = truth(&host, 0);
-    // Every write to the disk fails from some point on.
+    // From some point on, every write to the disk fails.
     let (mut refused, mut carried_out) = (0, 0);
     for number in [1, 2, 3, 5, 8, 12, 16, 20, 30, 40] {
         let inject = format!("inject=pwrite64:error=ENOSPC:when={number}+");
@@ -111,14 +111,15 @@ fn a_full_disk_refuses_what_is_new_and_lets_end_what_was_begun() {
                 refused += 1;
             }
             Ok(mut agent) => {
-                match agent.begin_with(&json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] } })) {
+                match agent.begin_with(&json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] } })) {
                     Err(error) => {
                         assert_eq!(error.code, Code::Unavailable, "{what}: {error:?}");
                         assert_eq!(truth(&host, 0), before, "{what}");
                         refused += 1;
                     }
                     Ok(operation) => {
-                        // It was recorded, so it is carried out, whether or not its end can be recorded.
+                        // The operation was recorded, so gpushd carries it out, whether or not its end can be
+                        // recorded.
                         assert_eq!(agent.follow(operation).state, OperationState::Done, "{what}");
                         carried_out += 1;
                     }
@@ -126,7 +127,7 @@ fn a_full_disk_refuses_what_is_new_and_lets_end_what_was_begun() {
                 stop(&mut agent);
             }
         }
-        // With space again, what is recorded and what stands agree.
+        // With free space again, the record and the hardware agree.
         let agent = Agent::start(&host, "");
         for left in all(&agent).into_iter().filter(|one| !one.state.is_final()) {
             assert_eq!(agent.follow(left).state, OperationState::Done, "{what}");
@@ -138,7 +139,8 @@ fn a_full_disk_refuses_what_is_new_and_lets_end_what_was_begun() {
     assert!(refused > 0 && carried_out > 0, "{refused} {carried_out}");
 }
 
-/// A small file system for a state directory; `None`, said, where none may be mounted.
+/// A small file system for a state directory. Prints a message and returns `None` where the test cannot mount
+/// one.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -172,24 +174,24 @@ impl Drop for Disk {
 }
 
 #[test]
-fn health_tells_of_a_full_disk_while_it_is_full_and_what_waits_goes_on_waiting() {
+fn full_disk_is_in_health_and_waiting_operations_stay() {
     let host = Host::up("dgx-a100");
     let Some(disk) = Disk::mount(Setup::on(&host).state_dir()) else { return };
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0"]).state, OperationState::Done);
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
-    let body = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 600 });
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let look = |agent: &Agent| -> Operation {
         serde_json::from_value(agent.get(&format!("/v1/operations/{}", waiting.id)).json()).expect("an operation")
     };
     agent.await_that("operation that waits", || look(&agent).state == OperationState::Waiting);
-    let says_full = |agent: &Agent| agent.get("/v1/health").json()["causes"].to_string().contains("no space left");
+    let says_full = |agent: &Agent| agent.get("/v1/health").json()["errors"].to_string().contains("no space left");
     disk.fill();
-    // What little is left is used up first.
+    // The remaining free space is used up first.
     agent.await_that("refusal", || agent.begin(&["1"], &["7g.80gb"]).is_err());
     assert!(says_full(&agent), "{}", agent.get("/v1/health").json());
-    // It could begin now, were there space.
+    // The GPU is free now, so the operation could begin if there were disk space.
     host.end_process(pid);
     agent.wait_for_log("it cannot begin yet");
     assert_eq!(look(&agent).state, OperationState::Waiting, "{:?}", look(&agent));
@@ -197,7 +199,7 @@ fn health_tells_of_a_full_disk_while_it_is_full_and_what_waits_goes_on_waiting()
     agent.await_that("good health", || !says_full(&agent));
     let ended = agent.follow(look(&agent));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
-    // Started on a full disk it is told until there is space, and no longer.
+    // After a start on a full disk, health reports it until there is space.
     agent.stop();
     std::fs::remove_file(disk.0.join("reserve")).expect("the reserve is there");
     disk.fill();
@@ -209,7 +211,7 @@ fn health_tells_of_a_full_disk_while_it_is_full_and_what_waits_goes_on_waiting()
 }
 
 #[test]
-fn a_second_agent_on_the_same_state_directory_names_the_first() {
+fn second_agent_on_state_directory_names_the_first() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let (status, log) = Setup::on(&host).socket(host.scratch("other.sock")).refused();

@@ -1,5 +1,5 @@
-//! Events as they happen: who listens hears everything once, costs nobody anything, and is told what
-//! it can't be told.
+//! Events as they happen: a listener receives each event once, does not slow down gpushd, and learns which
+//! events it missed.
 //!
 //! Helpers outside `#[test]` functions may panic too: that is how a test fails.
 #![allow(clippy::unwrap_used)]
@@ -16,7 +16,7 @@ use gpush_tests::{
 };
 use nix::sys::signal::Signal;
 
-/// Resident memory of a process in KiB.
+/// Returns the resident memory of a process in KiB.
 fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -36,20 +36,20 @@ fn assert_consecutive(events: &[Event]) {
 }
 
 #[test]
-fn each_change_is_told_once_and_in_order() {
+fn each_change_is_one_event_in_order() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();
     let mut listener = agent.listen("", None);
     let begun = agent.begin_with(&serde_json::json!({
-        "gpus": ["0", "1"], "layout": {"entries": ["3g.40gb", "1g.10gb"]}, "reason": "a secret? no"
+        "selectors": ["0", "1"], "layout_source": {"entries": ["3g.40gb", "1g.10gb"]}, "reason": "a secret? no"
     }));
     let id = begun.unwrap().id;
     let told = listener.until_end_of(&id);
     assert_consecutive(&told);
     let states: Vec<OperationState> = told.iter().filter_map(|event| Some(state(event)?.1)).collect();
     assert_eq!((states[0], states[states.len() - 1]), (OperationState::Running, OperationState::Done));
-    // Each step is told as it begins, with those done before it: of both GPUs 0 to 4 of 4.
+    // An event reports each step when it begins, with the number of finished steps: 0 to 4 of 4 on both GPUs.
     for gpu in 0..2 {
         let mut done: Vec<u32> = told
             .iter()
@@ -63,7 +63,8 @@ fn each_change_is_told_once_and_in_order() {
     }
     assert!(!serde_json::to_string(&told).unwrap().contains("\"plans\""));
 
-    // The GPU is free, with its new instances, before the end of the operation is published: no reader is needed.
+    // The GPU is free, with its new instances, before the end of the operation is published: no reader is
+    // needed.
     let gpu = told.iter().rev().find_map(|event| match &event.what {
         Happening::Gpu(change) if change.gpu == 1 => Some(change),
         _ => None,
@@ -83,16 +84,16 @@ fn each_change_is_told_once_and_in_order() {
     host.sim("xid", &["63", "--gpu", "3"]);
     let Happening::Xid(xid) = listener.next_of(EventKind::Xid).what else { panic!("another kind") };
     assert_eq!((xid.gpu, xid.xid, xid.gi), (Some(3), 63, None));
-    assert_eq!(xid.uuid, agent.gpu(3).uuid);
+    assert_eq!(xid.gpu_uuid, agent.gpu(3).uuid);
 
-    // The end of the agent is the end of the stream, and no error.
+    // When the agent stops, the stream ends without an error.
     agent.signal(Signal::SIGTERM);
     while listener.event().is_some() {}
     assert!(agent.wait().success(), "{}", agent.log());
 }
 
 #[test]
-fn a_driver_that_comes_goes_and_comes_again_is_told() {
+fn driver_appearance_is_an_event() {
     let host = Host::up("a30x4");
     host.fault("nvmlInit --rc DRIVER_NOT_LOADED");
     let agent = Agent::start(&host, "");
@@ -107,14 +108,14 @@ fn a_driver_that_comes_goes_and_comes_again_is_told() {
     };
     assert_eq!(next(), (false, false, false));
     host.clear_faults();
-    // Whoever asks makes the agent try again.
+    // Each request makes the agent try the driver again.
     let until = Instant::now() + PATIENCE;
     while agent.get("/v1/gpus").status != 200 {
         assert!(Instant::now() < until, "{}", agent.log());
     }
     let told: (bool, bool, bool) = loop {
         match next() {
-            // That there is none may have come before, or not.
+            // The event that there is no driver may arrive first, or not at all.
             (false, false, true) => {}
             other => break other,
         }
@@ -123,7 +124,7 @@ fn a_driver_that_comes_goes_and_comes_again_is_told() {
 }
 
 #[test]
-fn who_comes_back_gets_exactly_what_it_missed() {
+fn reconnecting_listener_gets_exactly_missed_events() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     agent.settle_reads();
@@ -133,7 +134,7 @@ fn who_comes_back_gets_exactly_what_it_missed() {
     let mut reconnected = 0;
     for round in 0..6 {
         let layout = if round % 2 == 0 { "1g.10gb*7" } else { "7g.80gb" };
-        // Every second time it is away while everything happens, else it goes in the middle.
+        // Every third time it is disconnected for the whole round, otherwise it disconnects in the middle.
         let mut listener = (round % 3 > 0 || place.is_none()).then(|| agent.listen("", place.as_deref()));
         let operation = agent.begin(&["0"], &[layout]).unwrap();
         if let Some(mut listener) = listener.take() {
@@ -156,7 +157,7 @@ fn who_comes_back_gets_exactly_what_it_missed() {
 }
 
 #[test]
-fn an_id_of_another_life_is_answered_with_a_resync() {
+fn event_id_of_previous_agent_gets_resync() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let mut listener = agent.listen("", None);
@@ -168,7 +169,7 @@ fn an_id_of_another_life_is_answered_with_a_resync() {
     let mut listener = agent.listen("?kinds=operation", Some(&place));
     let first = listener.event().unwrap();
     assert!(matches!(&first.what, Happening::Resync(resync) if resync.reason == ResyncReason::OtherLife), "{first:?}");
-    // From there it goes on.
+    // Later events follow.
     let operation = agent.begin(&["0"], &["1g.6gb*4"]).unwrap();
     assert!(listener.until_end_of(&operation.id).len() > 3);
     let (old, new) = (place.rsplit_once('-').unwrap().0, listener.place.rsplit_once('-').unwrap().0);
@@ -176,7 +177,7 @@ fn an_id_of_another_life_is_answered_with_a_resync() {
 }
 
 #[test]
-fn what_is_wanted_is_heeded_and_what_cannot_be_is_refused() {
+fn event_filters_apply_and_invalid_ones_are_refused() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     agent.settle_reads();
@@ -217,11 +218,11 @@ fn what_is_wanted_is_heeded_and_what_cannot_be_is_refused() {
 }
 
 #[test]
-fn listening_asks_the_driver_nothing() {
+fn listening_makes_no_driver_call() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     agent.settle_reads();
-    // Whatever asks the driver for anything now dies of it, and that is told in the log.
+    // From now on, any driver call kills the worker, and the log reports that.
     host.fault("nvmlDeviceGet* --kill before");
     let listeners: Vec<Listener> = (0..20).map(|n| agent.listen(&format!("?gpu={}", n % 8), None)).collect();
     for _ in 0..20 {
@@ -230,7 +231,7 @@ fn listening_asks_the_driver_nothing() {
     assert_eq!(agent.get("/v1/operations").status, 200);
     assert!(!agent.log().contains("the driver worker died"), "{}", agent.log());
     drop(listeners);
-    // The rule does what it says.
+    // Checks that the fault rule works.
     let until = Instant::now() + PATIENCE;
     while !agent.log().contains("the driver worker died") {
         let _ = agent.get("/v1/gpus");
@@ -240,7 +241,7 @@ fn listening_asks_the_driver_nothing() {
 }
 
 #[test]
-fn a_listener_that_never_reads_costs_nobody_anything() {
+fn silent_listener_delays_no_one_and_keeps_memory_bounded() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();
@@ -249,7 +250,7 @@ fn a_listener_that_never_reads_costs_nobody_anything() {
     let mut deaf = agent.listen("", None);
     let mut silent = Vec::new();
     for _ in 0..20 {
-        // Not even the head is read.
+        // Reads nothing, not even the response head.
         let mut stream = agent.connect();
         stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
         silent.push(stream);
@@ -267,15 +268,16 @@ fn a_listener_that_never_reads_costs_nobody_anything() {
     }
     let after = resident(agent.pid());
     println!("{told} events; resident {before} KiB, then {after} KiB");
-    // A thousand events are kept, however many do not read them: on this host each is 1.5 kB at most.
+    // gpushd keeps a thousand events, however many listeners do not read them. On this host each has at most
+    // 1.5 kB.
     assert!(after < before + 8 * 1024, "{before} KiB, then {after} KiB");
-    // Whoever reads at last hears first what had been sent, then what it lacks.
+    // A listener that reads late receives first what was sent, then a resync for the rest.
     let heard = deaf.until(|event| matches!(event.what, Happening::Resync(_)));
     let Some(Happening::Resync(resync)) = heard.last().map(|event| &event.what) else { panic!("{heard:?}") };
     assert_eq!(resync.reason, ResyncReason::Missed);
     assert_consecutive(&heard[..heard.len() - 1]);
     assert!(number(&heard[heard.len() - 1]) > number(&heard[heard.len() - 2]) + 1000);
-    // They don't hold up its end either.
+    // Listeners that do not read do not delay the stop either.
     let begun = Instant::now();
     agent.signal(Signal::SIGTERM);
     assert!(agent.wait().success(), "{}", agent.log());
@@ -289,7 +291,7 @@ fn a_listener_that_never_reads_costs_nobody_anything() {
 }
 
 #[test]
-fn two_hundred_listeners_hear_the_same() {
+fn two_hundred_listeners_get_the_same_events() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();

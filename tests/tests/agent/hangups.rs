@@ -1,4 +1,4 @@
-//! Whoever asks for a change and hangs up at once: what is on record is done, whatever became of him.
+//! Clients that send a change and disconnect at once: a recorded change is carried out even so.
 
 use std::{io::Write, time::Duration};
 
@@ -9,26 +9,26 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// How often it is tried, each time hanging up a little later.
+/// Number of attempts. Each one disconnects a little later.
 const ROUNDS: u64 = 24;
 
-/// Sends a request and hangs up after so many quarters of a millisecond.
+/// Sends a request and disconnects after `quarters` quarters of a millisecond.
 fn ask_and_hang_up(agent: &Agent, method: &str, path: &str, quarters: u64) {
     let mut stream = agent.connect();
     let request = format!("{method} {path} HTTP/1.1\r\nhost: gpush\r\ncontent-length: 0\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("it is sent");
-    // Not to await anything: the moment of the hang-up is what is tried.
+    // This sleep waits for no event: it selects the moment of the disconnect.
     std::thread::sleep(Duration::from_micros(250 * quarters));
 }
 
-/// Whether the audit trail has this action about an object.
+/// Returns whether the audit trail has this action on an object.
 fn on_record(agent: &Agent, action: &str, object: &str) -> bool {
     let trail: Vec<AuditRecord> = serde_json::from_value(agent.get("/v1/audit?limit=1000").json()).expect("a trail");
     trail.iter().any(|record| record.action == action && record.object == object)
 }
 
 #[test]
-fn a_cancel_that_is_on_record_is_carried_out() {
+fn recorded_cancel_is_carried_out_after_disconnect() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --delay-ms 60");
@@ -50,18 +50,18 @@ fn a_cancel_that_is_on_record_is_carried_out() {
 }
 
 #[test]
-fn a_cancel_of_one_in_line_leaves_nothing_behind() {
+fn cancelled_queued_operation_leaves_no_claim() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     host.process("--gpu 0 --gi 0 --ci 0 --memory 100");
     let before = truth(&host, 0);
     for round in 0..ROUNDS {
-        let body = json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb"] }, "wait_s": 3600 });
+        let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb"] }, "wait_s": 3600 });
         let waiting = agent.begin_with(&body).expect("it waits");
         ask_and_hang_up(&agent, "POST", &format!("/v1/operations/{}/cancel", waiting.id), round % 12);
         if !on_record(&agent, "operation.cancel", &waiting.id) {
-            // Refused if the first one has come through meanwhile.
+            // Fails if the first one was carried out meanwhile.
             let _ = agent.cancel(&waiting.id);
         }
         let ended = agent.follow(waiting);
@@ -71,7 +71,7 @@ fn a_cancel_of_one_in_line_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_override_that_has_ended_on_record_stands_no_more() {
+fn cleared_override_stays_cleared_after_disconnect() {
     const RULE: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n";
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = Agent::start(&host, RULE);

@@ -1,4 +1,4 @@
-//! The API as plain HTTP: every answer JSON, every mistake named, nobody able to hold it up.
+//! The API as plain HTTP: every answer is JSON, every mistake is named, and no client can block the server.
 
 use std::{
     io::{Read, Write},
@@ -38,14 +38,14 @@ fn head_that_is_not_http_is_answered_in_json() {
 }
 
 #[test]
-fn every_mistake_is_answered_in_json_with_its_status() {
+fn each_invalid_request_gets_json_error_and_status() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let json_type = "content-type: application/json\r\n";
     let large = vec![b' '; 70_000];
     let list = |what: &str, count: usize| format!("[{}]", vec![format!("{what:?}"); count].join(","));
-    let selectors = format!("{{\"gpus\": {}}}", list("0", 257)).into_bytes();
-    let layout = |entries: String| format!("{{\"layout\": {{\"entries\": {entries}}}}}").into_bytes();
+    let selectors = format!("{{\"selectors\": {}}}", list("0", 257)).into_bytes();
+    let layout = |entries: String| format!("{{\"layout_source\": {{\"entries\": {entries}}}}}").into_bytes();
     let (entries, long) = (layout(list("1g.6gb", 65)), layout(list(&"x".repeat(5000), 1)));
     let mut tried = 0;
     for (method, path, headers, body, status, says) in [
@@ -65,10 +65,10 @@ fn every_mistake_is_answered_in_json_with_its_status() {
         ("BREW", "/v1/gpus", "", b"", 405, "BREW"),
         ("POST", "/v1/mig/apply", "", b"{}", 415, "content-type"),
         ("POST", "/v1/mig/apply", json_type, b"", 400, "the body"),
-        ("POST", "/v1/mig/apply", json_type, b"{\"gpus\": [", 400, "line 1 column 10"),
+        ("POST", "/v1/mig/apply", json_type, b"{\"selectors\": [", 400, "line 1 column 15"),
         ("POST", "/v1/mig/apply", json_type, b"[1]", 400, "the body"),
-        ("POST", "/v1/mig/apply", json_type, b"{\"gpu\": []}", 400, "expected one of `gpus`, `layout`"),
-        ("POST", "/v1/mig/apply", json_type, b"{\"layout\": {\"entries\": 7}}", 400, "layout.entries"),
+        ("POST", "/v1/mig/apply", json_type, b"{\"gpu\": []}", 400, "expected one of `selectors`, `layout_source`"),
+        ("POST", "/v1/mig/apply", json_type, b"{\"layout_source\": {\"entries\": 7}}", 400, "layout_source.entries"),
         ("POST", "/v1/mig/apply", json_type, b"\xff\xfe", 400, "the body"),
         ("POST", "/v1/mig/apply", json_type, &large, 413, "65536 bytes"),
         ("POST", "/v1/mig/plan", json_type, &selectors, 400, "at most 256"),
@@ -87,7 +87,7 @@ fn every_mistake_is_answered_in_json_with_its_status() {
 }
 
 #[test]
-fn the_description_is_served_and_names_every_path() {
+fn openapi_description_is_served_and_lists_every_path() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let answer = agent.get("/v1/openapi.json");
@@ -97,7 +97,7 @@ fn the_description_is_served_and_names_every_path() {
     for path in ["/v1/gpus", "/v1/mig/apply", "/v1/operations/{id}", "/v1/health"] {
         assert!(described["paths"][path].is_object(), "{path}");
     }
-    // A list leaves the profiles out, one GPU has them.
+    // A list leaves out the profiles, an answer about one GPU has them.
     assert!(agent.gpus().iter().all(|gpu| gpu.mig.as_ref().unwrap().profiles.is_empty()));
     assert!(!agent.gpu(0).mig.unwrap().profiles.is_empty());
     let listed = agent.get("/v1/gpus?profiles=true").json();
@@ -105,7 +105,7 @@ fn the_description_is_served_and_names_every_path() {
 }
 
 #[test]
-fn one_gpu_is_found_by_index_uuid_and_pci_address() {
+fn gpu_is_found_by_index_uuid_and_pci_address() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     let gpu = agent.gpu(5);
@@ -117,21 +117,21 @@ fn one_gpu_is_found_by_index_uuid_and_pci_address() {
 }
 
 #[test]
-fn a_head_that_does_not_come_is_not_waited_for() {
+fn incomplete_request_head_times_out() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let mut tried = 0;
     for start in [&b""[..], b"GET /v1/gpus HTTP/1.1\r\nhost: x\r\n"] {
         let mut slow = agent.connect();
         slow.write_all(start).unwrap();
-        // The agent closes; meanwhile it answers others.
+        // The agent closes the connection; meanwhile it answers others.
         assert_eq!(agent.get("/v1/version").status, 200);
         let mut rest = Vec::new();
         slow.read_to_end(&mut rest).unwrap();
         assert!(rest.is_empty() || parse(&rest).unwrap().status >= 400, "{}", String::from_utf8_lossy(&rest));
         tried += 1;
     }
-    // A body that does not come is answered, not waited for.
+    // A body that does not arrive ends with an answer, not with waiting.
     let mut slow = agent.connect();
     slow.write_all(
         b"POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
@@ -143,12 +143,12 @@ fn a_head_that_does_not_come_is_not_waited_for() {
     println!("{} slow clients", tried + 1);
 }
 
-/// A client that sends a little now and then has no more time than one that sends nothing.
+/// A client that sends single bytes has no more time than one that sends nothing.
 #[test]
-fn a_client_that_sends_byte_by_byte_is_not_waited_for() {
+fn client_sending_byte_by_byte_times_out() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
-    let body = format!("{{\"gpus\": [{}\"0\"]}}", " ".repeat(500));
+    let body = format!("{{\"selectors\": [{}\"0\"]}}", " ".repeat(500));
     let head = "POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ";
     let long = format!("GET /v1/version HTTP/1.1\r\nhost: x\r\nx-filler: {}\r\n\r\n", "x".repeat(500));
     let slow = |at_once: String, byte_by_byte: String| {
@@ -157,7 +157,7 @@ fn a_client_that_sends_byte_by_byte_is_not_waited_for() {
         stream.write_all(at_once.as_bytes()).unwrap();
         let (mut sent, mut answer) = (0, Vec::new());
         let mut buffer = [0; 4096];
-        // The pause between two bytes is the wait for an answer.
+        // Waiting for an answer is the pause between two bytes.
         for byte in byte_by_byte.bytes() {
             if stream.write_all(&[byte]).is_err() {
                 break;
@@ -181,15 +181,15 @@ fn a_client_that_sends_byte_by_byte_is_not_waited_for() {
     println!("closed after {of_head} bytes of a head, {of_body} of a body");
 }
 
-/// However much somebody sends, no more is read than a request may have.
+/// gpushd reads at most the permitted size of a request, however much a client sends.
 #[test]
-fn a_body_of_ten_megabytes_is_refused_before_it_is_read() {
+fn ten_megabyte_body_is_refused_before_it_is_read() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let most = 10 << 20;
     let head = "POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
     let told = format!("{head}content-length: {most}\r\n\r\n");
-    // One that says its size, and one that does not.
+    // One request with a content length, and one without.
     let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n{most:x}\r\n");
     let mut tried = 0;
     for start in [told, chunked] {
@@ -203,7 +203,7 @@ fn a_body_of_ten_megabytes_is_refused_before_it_is_read() {
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         assert!(sent < most, "all of it was taken");
-        // The kernel may have dropped the answer when we went on to write.
+        // The kernel may have dropped the answer when the test continued to write.
         if let Some(answer) = parse(&answer) {
             assert_eq!(answer.status, 413);
         }
@@ -214,7 +214,7 @@ fn a_body_of_ten_megabytes_is_refused_before_it_is_read() {
 }
 
 #[test]
-fn a_connection_carries_several_requests() {
+fn connection_carries_several_requests() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let mut stream = agent.connect();
@@ -248,9 +248,10 @@ fn long_polls_return_with_each_change_and_at_the_end() {
     assert_eq!(operation.state, OperationState::Done);
     assert!(revisions.windows(2).all(|pair| pair[0] < pair[1]), "{revisions:?}");
     println!("{} answers until the end", revisions.len());
-    // The journal answers from now on, and it was not told of every step: it goes on from there.
+    // From now on the answer comes from the journal. The journal does not record every step, but its revision
+    // continues from there.
     assert_eq!(agent.operation("op-1").revision, operation.revision);
-    // Ended: no waiting, whatever revision is asked for.
+    // The operation has ended: the answer comes at once, whatever revision the request names.
     let begun = Instant::now();
     let answer = agent.get("/v1/operations/op-1?after=999999&wait_ms=60000");
     assert_eq!(answer.json()["state"], "done");
@@ -259,7 +260,7 @@ fn long_polls_return_with_each_change_and_at_the_end() {
 }
 
 #[test]
-fn operations_are_listed_in_short_and_page_by_page() {
+fn operations_are_listed_without_plans_in_pages() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     for round in 0..5 {
@@ -295,13 +296,13 @@ fn operations_are_listed_in_short_and_page_by_page() {
 }
 
 #[test]
-fn readings_are_shared_and_a_gpu_that_hangs_is_shown_stale() {
+fn readings_are_coalesced_and_hung_gpu_is_stale() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[driver]\nread_ms = 3000\n");
     assert_eq!(agent.gpus().len(), 8);
     host.fault("nvmlDeviceGetMigMode --gpu 4 --times 1 --hang");
     agent.settle_reads_except(4);
-    // It is known as it was, the others as they are.
+    // That GPU is shown as last read, the others as they are.
     let gpus = agent.gpus();
     assert_eq!(gpus.len(), 8);
     assert!(gpus[4].stale, "{:?}", gpus[4]);
@@ -313,7 +314,7 @@ fn readings_are_shared_and_a_gpu_that_hangs_is_shown_stale() {
 }
 
 #[test]
-fn many_askers_at_once_get_the_same_answer() {
+fn concurrent_requests_get_the_same_answer() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     let answers: Vec<Vec<u8>> = std::thread::scope(|scope| {
@@ -328,11 +329,11 @@ fn many_askers_at_once_get_the_same_answer() {
 }
 
 #[test]
-fn a_plan_changes_nothing_and_says_of_each_gpu_what_would_be() {
+fn plan_lists_steps_per_gpu_and_changes_nothing() {
     let host = Host::up("mixed");
     let agent = Agent::start(&host, "");
     host.start_trace();
-    let answer = agent.post("/v1/mig/plan", &json!({"gpus": ["all"], "layout": {"entries": ["1g.10gb"]}}));
+    let answer = agent.post("/v1/mig/plan", &json!({"selectors": ["all"], "layout_source": {"entries": ["1g.10gb"]}}));
     assert_eq!(answer.status, 200);
     let plans = answer.json();
     let plans = plans["plans"].as_array().unwrap();
@@ -343,7 +344,7 @@ fn a_plan_changes_nothing_and_says_of_each_gpu_what_would_be() {
     assert_eq!(refusal(4), Some("no_mig"));
     assert!(plans[1]["error"]["hint"].as_str().unwrap().contains("1g.6gb"), "{}", plans[1]);
     assert_eq!(host.trace(), []);
-    // To carry that out is refused as a whole.
+    // A request to apply it is refused as a whole.
     let refused = agent.begin(&["all"], &["1g.10gb"]).unwrap_err();
     assert_eq!(refused.code, Code::UnknownProfile);
     assert_eq!(refused.message, "4 of 6 GPUs refuse: 1, 3, 4, 5");
@@ -351,6 +352,6 @@ fn a_plan_changes_nothing_and_says_of_each_gpu_what_would_be() {
         plans.iter().filter_map(|plan| serde_json::from_value(plan["error"].clone()).ok()).collect();
     assert_eq!((refused.errors.len(), refused.causes.len()), (4, 0), "{refused:?}");
     assert_eq!(refused.errors.to_vec(), own, "each as its own plan has it");
-    assert!(refused.outcome.as_ref().is_some_and(|outcome| outcome.contains("no GPU was touched")), "{refused:?}");
+    assert!(refused.outcome.as_ref().is_some_and(|outcome| outcome.contains("no GPU was changed")), "{refused:?}");
     assert_eq!(host.trace(), []);
 }

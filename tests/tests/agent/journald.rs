@@ -1,7 +1,7 @@
-//! A journald that is stopped, comes back, and goes away for good: gpushd works on, and says what it
-//! could not tell.
+//! A journald that stops, returns, and stops for good: gpushd continues, and reports how many messages were
+//! lost.
 //!
-//! The journal is this test: a socket where journald's would be, in a mount namespace of gpushd's own.
+//! The test plays journald: it binds a socket at journald's path, in a mount namespace for gpushd alone.
 
 use std::{
     fs::{self, File},
@@ -17,11 +17,11 @@ use gpush_tests::{
     host::Host,
 };
 
-/// Puts the directory with our socket where journald's is, and becomes the rest of the command line.
+/// Mounts the directory with the test's socket at journald's path, then executes the rest of the command line.
 const INSIDE: &str = "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && mount --bind \"$0\" \
                       /run/systemd/journal && exec \"$@\"";
 
-/// Whether mounts of one's own can be had; says that `what` is skipped when not.
+/// Returns whether the test can mount in a namespace of its own; prints that `what` is skipped if not.
 fn can_mount(what: &str) -> bool {
     let mut tried = Command::new("unshare");
     tried.args(["-m", "sh", "-c", "mount -t tmpfs none /run"]).process_group(0);
@@ -32,7 +32,7 @@ fn can_mount(what: &str) -> bool {
     can
 }
 
-/// The messages that wait in the journal's socket, until one says this.
+/// Reads messages from the journal's socket until one contains `says`.
 fn read_until(journal: &UnixDatagram, says: &str) -> Vec<String> {
     let until = Instant::now() + PATIENCE;
     let (mut messages, mut buffer) = (Vec::new(), vec![0; 256 << 10]);
@@ -52,11 +52,11 @@ fn start(host: &Host, directory: &Path) -> Agent {
     let stat = stderr.metadata().expect("it is there");
     let through = ["unshare", "-m", "sh", "-c", INSIDE, directory.to_str().expect("a path of ours")];
     let setup = Setup::on(host).through(&through).stderr(stderr.into());
-    // As systemd says that standard error is the journal.
+    // As systemd reports that standard error is connected to the journal.
     setup.env("JOURNAL_STREAM", format!("{}:{}", stat.dev(), stat.ino())).start()
 }
 
-/// Changes GPU 0 there and back, which logs some lines each time.
+/// Changes the layout of GPU 0 and changes it back; each round logs some lines.
 fn work(agent: &Agent, rounds: usize) {
     for _ in 0..rounds {
         for layout in [&["7g.80gb"][..], &["1g.10gb*2"]] {
@@ -66,7 +66,7 @@ fn work(agent: &Agent, rounds: usize) {
 }
 
 #[test]
-fn a_journal_that_is_stopped_holds_up_nothing_and_hears_what_it_missed() {
+fn stopped_journald_delays_nothing_and_loss_is_reported() {
     if !can_mount("a journal that is stopped") {
         return;
     }
@@ -78,9 +78,10 @@ fn a_journal_that_is_stopped_holds_up_nothing_and_hears_what_it_missed() {
     let agent = start(&host, &directory);
     work(&agent, 1);
     let told = read_until(&journal, "GPUSH_OP");
-    // The first is empty: somebody looked whether a journal is there.
+    // The first message is empty: gpushd probed whether a journal exists.
     assert!(told.iter().skip(1).all(|message| message.contains("SYSLOG_IDENTIFIER")), "{told:?}");
-    // Nobody reads: the kernel takes a few messages, the queue a thousand more, and then they are dropped.
+    // The test does not read: the kernel buffers a few messages, the queue a thousand more; the rest is
+    // dropped.
     let begun = Instant::now();
     let mut rounds = 0;
     while rounds < 120 {
@@ -91,7 +92,7 @@ fn a_journal_that_is_stopped_holds_up_nothing_and_hears_what_it_missed() {
     assert!(agent.get("/v1/health").status == 200);
     let told = read_until(&journal, "log lines were dropped");
     println!("{rounds} rounds with a journal that is stopped; it then heard {} messages", told.len());
-    // Gone for good.
+    // journald stops for good.
     drop(journal);
     fs::remove_file(&socket).expect("the socket is there");
     work(&agent, 2);

@@ -1,4 +1,4 @@
-//! Start and stop: one agent a state directory, sockets that are stale or alive, signals, systemd.
+//! Start and stop: one agent for each state directory, stale and live sockets, signals, systemd.
 
 use std::{
     io::{Read, Write},
@@ -19,7 +19,7 @@ use gpush_tests::{
 use nix::sys::signal::Signal;
 
 #[test]
-fn a_second_agent_on_the_same_state_is_told_who_has_it() {
+fn second_agent_on_same_state_is_refused() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let other = host.scratch("other.sock");
@@ -32,7 +32,7 @@ fn a_second_agent_on_the_same_state_is_told_who_has_it() {
 }
 
 #[test]
-fn a_live_socket_is_refused_and_a_stale_one_replaced() {
+fn live_socket_is_refused_and_stale_one_replaced() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let (status, log) = Setup::on(&host).named("second").socket(agent.socket()).refused();
@@ -46,7 +46,7 @@ fn a_live_socket_is_refused_and_a_stale_one_replaced() {
     assert_eq!(agent.get("/v1/version").status, 200);
     agent.stop();
     assert!(!socket.exists(), "one that stops does not");
-    // What is no socket is not ours to remove.
+    // A file that is not a socket must not be removed.
     std::fs::write(&socket, "precious").unwrap();
     let (_, log) = Setup::on(&host).refused();
     assert!(log.contains("is not a socket"), "{log}");
@@ -54,10 +54,10 @@ fn a_live_socket_is_refused_and_a_stale_one_replaced() {
 }
 
 #[test]
-fn of_ten_agents_at_once_on_one_socket_one_serves_and_the_others_name_it() {
+fn one_of_ten_agents_serves_and_the_others_name_it() {
     let host = Host::up("a30x4");
     let socket = host.scratch("shared.sock");
-    // Twice: beside nothing, and beside the file of one that was killed.
+    // Twice: in an empty directory, and with the socket file of a killed agent.
     for round in 0..2 {
         let started: Vec<_> = std::thread::scope(|scope| {
             let agents: Vec<_> = (0..10)
@@ -82,7 +82,7 @@ fn of_ten_agents_at_once_on_one_socket_one_serves_and_the_others_name_it() {
 }
 
 #[test]
-fn an_idle_agent_stops_at_once_even_with_clients_waiting() {
+fn idle_agent_with_waiting_clients_stops_at_once() {
     let host = Host::up("a30x4");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["4g.24gb"]).state, OperationState::Done);
@@ -96,7 +96,7 @@ fn an_idle_agent_stops_at_once_even_with_clients_waiting() {
     assert!(took < Duration::from_secs(4), "{took:?}");
 }
 
-/// An upgrade of the package restarts gpushd under a client that has connected and not sent its request yet.
+/// An upgrade of the package restarts gpushd while a client has connected but not sent its request yet.
 #[test]
 fn connection_without_request_is_answered_while_gpushd_stops() {
     let host = Host::up("a30x4");
@@ -108,7 +108,7 @@ fn connection_without_request_is_answered_while_gpushd_stops() {
     let mut head = [0; 12];
     idle.read_exact(&mut head).unwrap();
     agent.signal(Signal::SIGTERM);
-    // gpushd closes a connection that was answered as soon as it stops.
+    // When it stops, gpushd at once closes connections whose requests it has answered.
     idle.read_to_end(&mut Vec::new()).unwrap();
     early.write_all(request).unwrap();
     let mut answer = String::new();
@@ -118,7 +118,7 @@ fn connection_without_request_is_answered_while_gpushd_stops() {
 }
 
 #[test]
-fn a_stop_in_mid_apply_ends_the_operation_first() {
+fn stop_during_apply_finishes_operation_first() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --after 1 --times 1 --delay-ms 700");
@@ -130,7 +130,7 @@ fn a_stop_in_mid_apply_ends_the_operation_first() {
     }
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
-    // It still answers, and takes nothing new.
+    // It still answers, and accepts no new operation.
     let refused = agent.begin(&["1"], &["7g.80gb"]).unwrap_err();
     assert_eq!(refused.code, gpush_api::Code::Unavailable, "{refused:?}");
     assert!(agent.wait().success(), "{}", agent.log());
@@ -139,7 +139,7 @@ fn a_stop_in_mid_apply_ends_the_operation_first() {
 }
 
 #[test]
-fn a_cancelled_operation_says_by_whom() {
+fn cancelled_operation_names_the_canceller() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 700");
@@ -153,11 +153,11 @@ fn a_cancelled_operation_says_by_whom() {
 }
 
 #[test]
-fn two_sigterms_at_once_are_one_wish() {
+fn two_sigterms_at_once_count_as_one() {
     let host = Host::up("a30x4");
     let mut agent = Agent::start(&host, "");
     let socket = agent.socket().to_owned();
-    // As `timeout 2 gpushd` does it: the child, and then the group.
+    // As `timeout 2 gpushd` sends it: to the child, then to the group.
     agent.signal(Signal::SIGTERM);
     agent.signal(Signal::SIGTERM);
     assert!(agent.wait().success(), "{}", agent.log());
@@ -165,21 +165,21 @@ fn two_sigterms_at_once_are_one_wish() {
 }
 
 #[test]
-fn a_second_sigterm_ends_it_at_once() {
+fn second_sigterm_ends_gpushd_at_once() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --hang");
     let operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
-    // The same wish, as from `timeout`, for a moment; then another one.
+    // Two signals within a moment count as one, as `timeout` sends them; a later one ends gpushd.
     while !agent.has_ended() {
         agent.signal(Signal::SIGTERM);
         std::thread::yield_now();
     }
     assert_eq!(agent.wait().signal(), Some(Signal::SIGTERM as i32), "{}", agent.log());
     host.clear_faults();
-    // The next one carries on what was broken off.
+    // The next agent finishes the interrupted operation.
     let agent = Agent::start(&host, "");
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
@@ -189,9 +189,9 @@ fn a_second_sigterm_ends_it_at_once() {
 }
 
 #[test]
-fn a_reload_takes_effect_at_once_and_what_waits_for_a_restart_is_shown() {
+fn reload_takes_effect_and_shows_pending_restart() {
     let host = Host::up("a30x4");
-    // The harness asks for a level of its own, and the command line stands above the config.
+    // The test harness sets a log level, and the environment and the command line override the config.
     let setup = Setup::on(&host).config("[log]\nlevel = \"error\"\n").through(&["env", "-u", "GPUSH_LOG"]);
     let mut agent = setup.start();
     let mode = |agent: &Agent| agent.socket().metadata().unwrap().permissions().mode() & 0o777;
@@ -201,36 +201,36 @@ fn a_reload_takes_effect_at_once_and_what_waits_for_a_restart_is_shown() {
     agent.wait_for("STATUS=the config was read again");
     assert_eq!(mode(&agent), 0o600);
     let shown = agent.get("/v1/config").json();
-    let pending = serde_json::json!([{"key": "driver.read_ms", "in_force": "10000", "in_file": "5000"}]);
-    assert_eq!(shown["pending_restart"], pending);
+    let pending = serde_json::json!([{"key": "driver.read_ms", "effective": "10000", "in_file": "5000"}]);
+    assert_eq!(shown["pending_settings"], pending);
     let effective = shown["effective"].as_str().unwrap();
     for line in ["level = \"info\"", "read_ms = 10000", "socket_mode = \"0600\""] {
         assert!(effective.contains(line), "{effective}");
     }
-    agent.wait_for_log("driver.read_ms stays 10000 until gpushd is started anew: the file has 5000");
+    agent.wait_for_log("driver.read_ms stays 10000 until gpushd is restarted: the file has 5000");
 
-    // What can't be had keeps the whole file out.
+    // A setting that cannot be applied makes gpushd reject the whole file.
     agent.write_config("[log]\nlevel = \"error\"\n[api]\nsocket_group = \"no-such-group-here\"\n");
     agent.signal(Signal::SIGHUP);
     agent.wait_for("STATUS=the config is wrong and was not taken");
     let shown = agent.get("/v1/config").json();
     assert!(shown["effective"].as_str().unwrap().contains("level = \"info\""), "{shown}");
-    assert_eq!((&shown["pending_restart"], mode(&agent)), (&pending, 0o600));
+    assert_eq!((&shown["pending_settings"], mode(&agent)), (&pending, 0o600));
     let health = agent.get("/v1/health").json();
-    assert!(health["causes"][0]["message"].as_str().unwrap().contains("no-such-group-here"), "{health}");
+    assert!(health["errors"][0]["message"].as_str().unwrap().contains("no-such-group-here"), "{health}");
 
-    // As it was: nothing waits.
+    // The file is as before: no setting waits for a restart.
     agent.write_config("");
     agent.signal(Signal::SIGHUP);
     agent.wait_for("STATUS=the config was read again");
-    assert_eq!(agent.get("/v1/config").json()["pending_restart"], serde_json::json!([]));
+    assert_eq!(agent.get("/v1/config").json()["pending_settings"], serde_json::json!([]));
     assert_eq!(mode(&agent), 0o666);
 }
 
 #[test]
-fn readiness_means_being_served() {
+fn ready_notification_means_requests_are_answered() {
     let host = Host::up("dgx-a100");
-    // The driver takes its time; the agent does not wait for it.
+    // The driver is slow to load, and the agent does not wait for it.
     host.fault("nvmlInit* --delay-ms 1500");
     let begun = Instant::now();
     let agent = Agent::start(&host, "");
@@ -244,10 +244,10 @@ fn readiness_means_being_served() {
 }
 
 #[test]
-fn a_socket_handed_over_by_systemd_is_taken_and_left_in_place() {
+fn socket_from_systemd_is_used_and_not_removed() {
     let host = Host::up("a30x4");
     let path = host.scratch("handed.sock");
-    // systemd's part: a listening socket as descriptor 3, and the variables that tell of it.
+    // systemd's part: a listening socket as descriptor 3, and the variables that announce it.
     let listener = UnixListener::bind(&path).unwrap();
     let script = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\"";
     let agent = Setup::on(&host)
@@ -257,7 +257,7 @@ fn a_socket_handed_over_by_systemd_is_taken_and_left_in_place() {
         .start_at(&path);
     assert_eq!(agent.get("/v1/version").status, 200);
     assert!(!host.scratch("unused.sock").exists());
-    // The driver worker has not inherited it: it would keep the socket alive.
+    // The driver worker has not inherited it; otherwise it would keep the socket open.
     let holders = Command::new("sh")
         .arg("-c")
         .arg(format!("ls -l /proc/{}/task/*/children >/dev/null 2>&1; cat /proc/{0}/task/*/children", agent.pid()))
@@ -273,9 +273,9 @@ fn a_socket_handed_over_by_systemd_is_taken_and_left_in_place() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_holds_up_nothing() {
+fn unread_log_delays_nothing() {
     let host = Host::up("dgx-a100");
-    // A pipe that is soon full, and whose reader sleeps.
+    // A pipe that fills up soon, and whose reader sleeps.
     let (mut reader, writer) = std::io::pipe().unwrap();
     let size = nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
     let agent = Setup::on(&host).env("GPUSH_LOG", "trace").stderr(writer.into()).start();
@@ -291,9 +291,9 @@ fn a_log_that_nobody_reads_holds_up_nothing() {
 }
 
 #[test]
-fn the_watchdog_is_fed_while_a_gpu_hangs() {
+fn watchdog_is_notified_while_gpu_hangs() {
     let host = Host::up("dgx-a100");
-    // As the service manager says it: to the one process that it means.
+    // As the service manager sets it: for the one process that it means.
     let said = ["sh", "-c", "WATCHDOG_USEC=200000 WATCHDOG_PID=$$ exec \"$0\" \"$@\""];
     let mut agent = Setup::on(&host).config("").through(&said).start();
     agent.wait_for("WATCHDOG=1");
@@ -302,7 +302,7 @@ fn the_watchdog_is_fed_while_a_gpu_hangs() {
     for _ in 0..5 {
         agent.wait_for("WATCHDOG=1");
     }
-    // The others are served meanwhile.
+    // Requests about other GPUs are answered meanwhile.
     assert_eq!(agent.get("/v1/version").status, 200);
     host.clear_faults();
     agent.stop();

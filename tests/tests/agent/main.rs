@@ -10,6 +10,7 @@ mod fair_accept;
 mod hangups;
 mod http;
 mod journald;
+mod leases;
 mod lifecycle;
 mod reports;
 mod state_loss;

@@ -1,5 +1,5 @@
-//! What is said about GPUs that can't be seen, are cordoned, wait for somebody, or shall be whole; and that
-//! gpushd ends when it is told to, however early.
+//! Reports about GPUs that are unreadable, cordoned, waited for, or in mode `exclusive`; and that gpushd stops
+//! on SIGTERM, however early it comes.
 
 use std::{
     process::Stdio,
@@ -25,7 +25,7 @@ fn gpushctl(agent: &Agent, args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn config_diff_says_of_what_it_does_not_know() {
+fn config_diff_reports_unreadable_gpus() {
     const RULE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"none\"\n";
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 3\n");
     let agent = Agent::start(&host, RULE);
@@ -38,7 +38,7 @@ fn config_diff_says_of_what_it_does_not_know() {
     assert_eq!(diff.unseen.len(), 1, "{diff:?}");
     let (status, text) = gpushctl(&agent, &["config", "diff"]);
     assert!(status != Some(0) && text.contains("GPU 1") && text.contains("GPUs 0, 2 are as"), "{status:?} {text}");
-    // Nobody even knows which one it was.
+    // After a restart, gpushd cannot even identify the lost GPU.
     agent.stop();
     let agent = Agent::start(&host, RULE);
     let (status, text) = gpushctl(&agent, &["config", "diff"]);
@@ -57,7 +57,7 @@ fn assert_checks_cordoned_gpus_and_only_those_of_mode_mig() {
         "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n",
     );
     agent.wait_for_layouts_at_start();
-    // GPU 1 has MIG enabled against its rule, which `mig apply` without a GPU does not change.
+    // GPU 1 has MIG enabled although its rule says `exclusive`. `mig apply` without a GPU does not change that.
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);
     assert_eq!(status, Some(0), "{text}");
     assert_eq!(gpushctl(&agent, &["config", "diff"]).0, Some(3));
@@ -66,22 +66,22 @@ fn assert_checks_cordoned_gpus_and_only_those_of_mode_mig() {
     assert_eq!(gpushctl(&agent, &["gpu", "cordon", "0", "--reason", "fan"]).0, Some(0));
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);
     assert_eq!(status, Some(0), "{text}");
-    // Said again without a reason, as a drain that is taken up does, it keeps its own.
+    // A second drain without a reason, as a resumed drain sends it, keeps the first reason.
     assert_eq!(gpushctl(&agent, &["gpu", "drain", "0"]).0, Some(0));
     assert_eq!(agent.gpu(0).cordons[0].reason, "fan");
 }
 
 #[test]
-fn who_waits_for_a_gpu_is_told_to_who_looks_and_to_who_changes_it() {
+fn operation_waiting_for_gpu_is_shown_in_status_and_notes() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
     let gi = gpush_tests::agent::gi_at(&host, 0, 4);
     host.process(&format!("--gpu 0 --gi {gi} --ci 0 --memory 100"));
-    let body = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let says = format!("operation {} waits for it, to make it 7g.80gb", waiting.id);
-    agent.until("it is told", || agent.gpu(0).reasons.contains(&says).then_some(()));
+    agent.until("it is shown", || agent.gpu(0).reasons.contains(&says).then_some(()));
     assert!(agent.gpus()[0].reasons.contains(&says), "in the list, too");
     assert!(gpushctl(&agent, &["status"]).1.contains(&says));
     let newer = agent.apply(&["0"], &["3g.40gb@4", "1g.10gb@0"]);
@@ -93,7 +93,7 @@ fn who_waits_for_a_gpu_is_told_to_who_looks_and_to_who_changes_it() {
 }
 
 #[test]
-fn a_process_of_a_gpu_instance_is_one_with_a_name() {
+fn process_in_gpu_instance_is_named_once_as_blocker() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
@@ -105,7 +105,7 @@ fn a_process_of_a_gpu_instance_is_one_with_a_name() {
 }
 
 #[test]
-fn told_to_end_while_it_starts_it_ends() {
+fn sigterm_during_start_stops_gpushd() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let mut tries = 0;
     for quarters in 0..80 {
@@ -117,7 +117,7 @@ fn told_to_end_while_it_starts_it_ends() {
             .stderr(Stdio::null())
             .spawn()
             .expect("gpushd can be started");
-        // Not to await anything: the moment is what is tried.
+        // This sleep waits for no event: it selects the moment at which the signal arrives.
         std::thread::sleep(Duration::from_micros(250 * quarters));
         kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
         let told = Instant::now();
@@ -130,5 +130,5 @@ fn told_to_end_while_it_starts_it_ends() {
         }
         tries += 1;
     }
-    println!("gpushd was told to end at {tries} moments of its start, and ended");
+    println!("gpushd received SIGTERM at {tries} moments of its start, and stopped");
 }

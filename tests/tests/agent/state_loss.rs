@@ -1,5 +1,5 @@
-//! Loss of recorded state, seen from outside: whatever is missing of the state directory, gpushd reports it
-//! and changes no GPU on a guess.
+//! Loss of recorded state, seen from outside: if part of the state directory is missing, gpushd reports it and
+//! changes no GPU on a guess.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ fn health(agent: &Agent) -> Health {
     serde_json::from_value(agent.get("/v1/health").json()).expect("health")
 }
 
-/// Starts with an override whose layout GPU 0 has, and nothing running on it.
+/// Starts with an override whose layout GPU 0 has, and with no process on the GPU.
 fn overridden(host: &Host) {
     let agent = Agent::start(host, CONFIG);
     let complete = || health(&agent).layouts_at_start.is_some_and(|layouts| layouts.complete);
@@ -37,11 +37,11 @@ fn emptied_state_directory_holds_gpus_and_keeps_their_layout() {
     overridden(&host);
     fs::remove_dir_all(&state).expect("the state directory can be removed");
     host.start_trace();
-    // With auto_reconcile, an override that is not known would be replaced by the rule's layout.
+    // With auto_reconcile, gpushd would replace the layout of a forgotten override by the rule's layout.
     let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     agent.await_that("GPU 0 held", || agent.gpu(0).state == GpuState::Held);
     let health = health(&agent);
-    let cause = health.causes.iter().find(|cause| cause.message.contains("the database was lost")).expect("a cause");
+    let cause = health.errors.iter().find(|cause| cause.message.contains("the database was lost")).expect("a cause");
     assert!(cause.causes.iter().any(|cause| cause.contains("was deleted")), "{cause:?}");
     assert!(cause.hint.as_ref().is_some_and(|hint| hint.contains("`gpushctl recover`")), "{cause:?}");
     agent.stop();
@@ -58,7 +58,7 @@ fn database_damaged_before_a_boot_is_reported_and_holds_nothing() {
     let agent = Agent::start(&host, CONFIG);
     agent.await_that("layouts", || health(&agent).layouts_at_start.is_some_and(|layouts| layouts.complete));
     assert_eq!((agent.gpu(0).state, agent.gpu(0).drift), (GpuState::Ready, Vec::new()));
-    let reported = || health(&agent).causes.iter().any(|cause| cause.message.contains("lost before this boot"));
+    let reported = || health(&agent).errors.iter().any(|cause| cause.message.contains("lost before this boot"));
     assert!(reported(), "{:?}", health(&agent));
     let recovered = agent.post("/v1/recover", &json!({})).json();
     assert_eq!(recovered["released"], json!([]));

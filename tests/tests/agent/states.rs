@@ -1,5 +1,5 @@
-//! GPU states: cordons by people and by faults, maintenance, GPUs that are held for a lost database,
-//! and those that nvidia-mig-manager manages too. What counts is what the hardware then shows.
+//! GPU states: cordons by administrators and by faults, maintenance, GPUs held after a lost database, and GPUs
+//! that nvidia-mig-manager also manages. The tests check what the hardware then shows.
 
 use std::{
     fs,
@@ -27,10 +27,10 @@ fn health(agent: &Agent) -> Health {
 }
 
 fn cause<'h>(health: &'h Health, part: &str) -> Option<&'h ApiError> {
-    health.causes.iter().find(|cause| cause.message.contains(part))
+    health.errors.iter().find(|cause| cause.message.contains(part))
 }
 
-/// `POST` that is done.
+/// Sends a `POST` that must succeed.
 fn done(agent: &Agent, path: &str, reason: &str) -> Value {
     let answer = agent.post(path, &json!({ "reason": reason }));
     assert_eq!(answer.status, 200, "{path}: {}", String::from_utf8_lossy(&answer.body));
@@ -41,13 +41,13 @@ fn gpu_of(value: Value) -> Gpu {
     serde_json::from_value(value).expect("a GPU")
 }
 
-/// Waits until both claimed GPUs have their layouts.
+/// Waits until both managed GPUs have their layouts.
 fn laid_out(agent: &Agent) {
     agent.wait_for_layouts_at_start();
     assert!(agent.gpus()[..2].iter().all(|gpu| gpu.drift.is_empty() && gpu.mig.is_some()));
 }
 
-/// Actions of the audit trail, with their reasons, of an agent that has ended.
+/// Returns the actions in the audit trail, with their reasons, of an agent that has ended.
 fn audit(state: &Path) -> Vec<(String, String)> {
     let connection = rusqlite::Connection::open(state.join("gpush.db")).expect("the database can be opened");
     let mut rows = connection.prepare("SELECT action, detail FROM audit ORDER BY sequence").expect("an audit trail");
@@ -60,7 +60,7 @@ fn audit(state: &Path) -> Vec<(String, String)> {
     all.collect()
 }
 
-/// Processes that have the simulated driver open.
+/// Returns the processes that have the simulated driver open.
 fn clients(host: &Host) -> Vec<Value> {
     let listed: Value = serde_json::from_str(&host.sim("process", &["list", "--json"])).expect("JSON");
     let alive = |pid: &Value| Path::new(&format!("/proc/{pid}")).exists();
@@ -68,7 +68,7 @@ fn clients(host: &Host) -> Vec<Value> {
 }
 
 #[test]
-fn a_cordon_is_kept_over_a_restart_and_binds_all_but_those_who_name_the_gpu() {
+fn cordon_survives_restart_and_yields_to_named_requests() {
     let host = Host::up("dgx-a100");
     let state = Setup::on(&host).state_dir();
     let agent = Agent::start(&host, CONFIG);
@@ -77,19 +77,19 @@ fn a_cordon_is_kept_over_a_restart_and_binds_all_but_those_who_name_the_gpu() {
     assert_eq!((gpu.state, gpu.cordons.len()), (GpuState::Cordoned, 1), "{gpu:?}");
     assert_eq!((gpu.cordons[0].cause.as_str(), gpu.cordons[0].reason.as_str()), ("admin", "fan replacement"));
     assert!(gpu.reasons[0].starts_with("cordoned by ") && gpu.reasons[0].ends_with(": fan replacement"), "{gpu:?}");
-    assert!(health(&agent).causes.is_empty(), "what somebody wants is no ill health");
+    assert!(health(&agent).errors.is_empty(), "an administrator's cordon does not degrade health");
 
-    // By name it is reshaped, and stays cordoned.
+    // A request that names the GPU changes its layout, and the GPU stays cordoned.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.gpu(0).state, GpuState::Cordoned);
-    // A request for all GPUs does not take it along unnoticed.
-    let refused = agent.begin_with(&json!({ "layout": "config" })).unwrap_err();
+    // A request for all GPUs does not silently include it.
+    let refused = agent.begin_with(&json!({ "layout_source": "config" })).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("is cordoned") && refused.hint.unwrap().contains("--gpu 0"));
     agent.stop();
 
-    // Neither does the next agent, which puts all other drift right.
+    // The next agent does not change it either, although it repairs all other drift.
     let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     agent.until("reconciled GPU 1", || agent.gpu(1).drift.is_empty().then_some(()));
     let kept = agent.gpu(0);
@@ -105,7 +105,7 @@ fn a_cordon_is_kept_over_a_restart_and_binds_all_but_those_who_name_the_gpu() {
 }
 
 #[test]
-fn a_request_that_is_sent_again_is_carried_out_once() {
+fn repeated_request_is_carried_out_once() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let send = |verb: &str, key: &str, reason: &str| {
@@ -124,11 +124,11 @@ fn a_request_that_is_sent_again_is_carried_out_once() {
 }
 
 #[test]
-fn an_xid_cordons_its_gpu_and_comes_back_only_when_it_is_reported_anew() {
+fn xid_cordons_gpu_and_uncordon_lasts_until_next_xid() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     agent.settle_reads();
-    // A program's own fault costs nobody else the GPU.
+    // A fault of a program does not cordon the GPU.
     host.sim("xid", &["13", "--gpu", "0"]);
     agent.wait_for_log("Xid 13");
     host.sim("xid", &["79", "--gpu", "1"]);
@@ -154,14 +154,14 @@ fn an_xid_cordons_its_gpu_and_comes_back_only_when_it_is_reported_anew() {
 }
 
 #[test]
-fn a_worker_that_dies_leaves_no_xid_unheard_for_long() {
+fn xid_is_received_after_worker_died() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     agent.settle_reads();
     let before = clients(&host);
     let worker = i32::try_from(before[0].as_i64().unwrap()).unwrap();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), nix::sys::signal::Signal::SIGKILL).unwrap();
-    // Nobody asks the agent for anything, and it listens again.
+    // No client sends a request; the agent listens for events again by itself.
     agent.until("another worker", || {
         let now = clients(&host);
         (!now.is_empty() && now != before).then_some(())
@@ -173,7 +173,7 @@ fn a_worker_that_dies_leaves_no_xid_unheard_for_long() {
 }
 
 #[test]
-fn a_row_that_waits_for_a_reset_cordons_once_also_over_a_restart() {
+fn pending_row_remap_cordons_once_across_restarts() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let cordoned =
@@ -189,7 +189,7 @@ fn a_row_that_waits_for_a_reset_cordons_once_also_over_a_restart() {
     let agent = Agent::start(&host, "");
     agent.settle_reads();
     assert_eq!(agent.gpu(0).state, GpuState::Ready, "it still waits, which is known");
-    // Another row is another matter, and so is one that can't be replaced.
+    // A second row is another fault, and so is a row that cannot be replaced.
     host.sim("remap", &["--gpu", "0", "--uncorrectable"]);
     cordoned(&agent);
     done(&agent, "/v1/gpus/0/uncordon", "that too");
@@ -199,15 +199,15 @@ fn a_row_that_waits_for_a_reset_cordons_once_also_over_a_restart() {
     host.sim("reset", &["--gpu", "0"]);
     let agent = Agent::start(&host, "");
     agent.settle_reads();
-    assert_eq!(agent.gpu(0).state, GpuState::Cordoned, "until somebody says that it is well");
+    assert_eq!(agent.gpu(0).state, GpuState::Cordoned, "until an administrator uncordons it");
 }
 
 #[test]
-fn maintenance_closes_every_handle_and_lasts_over_a_restart() {
+fn maintenance_closes_all_handles_and_survives_restart() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
-    // While an operation runs it is refused, with its name.
+    // While an operation runs, maintenance is refused and the error names the operation.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --hang");
     let operation = agent.begin(&["1"], &["3g.40gb"]).unwrap();
     let refused = agent.post("/v1/maintenance/enter", &json!({})).error();
@@ -216,9 +216,9 @@ fn maintenance_closes_every_handle_and_lasts_over_a_restart() {
     assert!(refused.hint.unwrap().contains(&format!("gpushctl operation wait {}", operation.id)));
     host.clear_faults();
     assert_eq!(agent.follow(operation).state, OperationState::Done);
-    // One that stands in line is in nobody's way, and waits on.
+    // A queued operation blocks nothing, and keeps waiting.
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 4)));
-    let order = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 600 });
+    let order = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
     let waiting = agent.begin_with(&order).unwrap();
 
     assert!(!clients(&host).is_empty());
@@ -261,7 +261,7 @@ fn maintenance_closes_every_handle_and_lasts_over_a_restart() {
 }
 
 #[test]
-fn gpus_are_matched_by_uuid_when_another_driver_answers_after_maintenance() {
+fn gpus_match_by_uuid_after_driver_upgrade() {
     let description = |driver: &str| {
         format!("driver = \"{driver}\"\nseed = 7\n[[gpu]]\nmodel = \"a100-80\"\ncount = 2\nmig = true\n")
     };
@@ -273,7 +273,7 @@ fn gpus_are_matched_by_uuid_when_another_driver_answers_after_maintenance() {
     done(&agent, "/v1/gpus/1/cordon", "waits for its card");
     assert_eq!(agent.get("/v1/version").json()["driver"]["version"], "550.163.01");
     done(&agent, "/v1/maintenance/enter", "driver 570");
-    // It can be taken away only because nobody has it open.
+    // The driver can be replaced only because no process has it open.
     host.replace(&description("570.86.10"));
     done(&agent, "/v1/maintenance/leave", "");
     agent.until("the new driver", || {
@@ -287,11 +287,11 @@ fn gpus_are_matched_by_uuid_when_another_driver_answers_after_maintenance() {
 }
 
 #[test]
-fn a_driver_that_comes_goes_and_mismatches_is_told_by_health() {
+fn health_reports_missing_and_mismatched_driver() {
     let host = Host::up("a30x4");
     host.fault("nvmlInit --rc DRIVER_NOT_LOADED");
     let agent = Agent::start(&host, "");
-    let code = |agent: &Agent| health(agent).causes.first().map(|cause| (cause.code, cause.message.clone()));
+    let code = |agent: &Agent| health(agent).errors.first().map(|cause| (cause.code, cause.message.clone()));
     agent.until("no driver", || code(&agent).filter(|(code, _)| *code == Code::DriverUnavailable));
     host.clear_faults();
     agent.until("the driver", || code(&agent).is_none().then_some(()));
@@ -309,7 +309,7 @@ fn a_driver_that_comes_goes_and_mismatches_is_told_by_health() {
 }
 
 #[test]
-fn managed_gpus_are_held_for_a_lost_database_until_somebody_recovers() {
+fn lost_database_holds_managed_gpus_until_recover() {
     let host = Host::up("dgx-a100");
     let state = Setup::on(&host).state_dir();
     let agent = Agent::start(&host, CONFIG);
@@ -326,17 +326,17 @@ fn managed_gpus_are_held_for_a_lost_database_until_somebody_recovers() {
     let refused = agent.begin(&["0"], &["3g.40gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.hint.unwrap().contains("gpushctl recover"));
-    // What the config does not manage is nobody's promise.
+    // gpushd makes no promise for GPUs that the config does not manage.
     assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
     let told = health(&agent);
     let told = cause(&told, "the database was lost").expect("health says it");
-    let kept = told.causes.iter().find_map(|cause| cause.strip_prefix("the damaged one is kept as ")).unwrap();
+    let kept = told.causes.iter().find_map(|cause| cause.strip_prefix("the damaged file is kept as ")).unwrap();
     assert_eq!(fs::read_to_string(kept).unwrap(), "no database");
     assert!(told.causes.iter().any(|cause| cause.contains("GPUs 0, 1 are held")), "{told:?}");
     assert!(told.hint.as_ref().unwrap().contains("`gpushctl recover`"));
     agent.stop();
 
-    // Another agent on the same boot holds them still, one on another boot does not.
+    // Another agent on the same boot keeps them held; an agent on another boot does not.
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.until("GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
     let recovered = done(&agent, "/v1/recover", "nobody is on it");
@@ -345,7 +345,7 @@ fn managed_gpus_are_held_for_a_lost_database_until_somebody_recovers() {
     assert!(cause(&health(&agent), "the database was lost").is_none());
     assert_eq!(done(&agent, "/v1/recover", "")["released"], json!([]));
     agent.stop();
-    // What stands is left as it is, by the next agent too.
+    // The existing layout is kept, by the next agent too.
     let agent = Agent::start(&host, CONFIG);
     agent.settle_reads();
     assert_eq!(agent.gpu(0).drift, ["missing 3g.40gb, 2g.20gb", "extra 7g.80gb@0"]);
@@ -355,7 +355,7 @@ fn managed_gpus_are_held_for_a_lost_database_until_somebody_recovers() {
 }
 
 #[test]
-fn a_reboot_ends_what_a_loss_holds_gpus_for() {
+fn reboot_releases_held_gpus() {
     let host = Host::up("dgx-a100");
     let state = Setup::on(&host).state_dir();
     let agent = Agent::start(&host, CONFIG);
@@ -373,7 +373,7 @@ fn a_reboot_ends_what_a_loss_holds_gpus_for() {
 }
 
 #[test]
-fn the_database_of_a_newer_gpushd_is_read_and_every_change_refused() {
+fn newer_database_is_read_and_changes_are_refused() {
     let host = Host::up("dgx-a100");
     let state = Setup::on(&host).state_dir();
     let agent = Agent::start(&host, CONFIG);
@@ -408,7 +408,7 @@ fn the_database_of_a_newer_gpushd_is_read_and_every_change_refused() {
     assert_eq!(host.trace(), []);
 }
 
-/// The seal of a row of texts of the table `facts`.
+/// Returns the seal of a row of texts in the table `facts`.
 fn seal(texts: &[&str]) -> i64 {
     let mut bytes = b"facts".to_vec();
     for text in texts {
@@ -421,7 +421,7 @@ fn seal(texts: &[&str]) -> i64 {
 }
 
 #[test]
-fn gpus_that_nvidia_mig_manager_manages_are_left_to_it_with_the_way_out() {
+fn gpus_of_nvidia_mig_manager_are_left_with_hint() {
     let host = Host::up("dgx-a100");
     let root: PathBuf = host.scratch("root");
     let wants = root.join("etc/systemd/system/multi-user.target.wants");
@@ -435,13 +435,13 @@ fn gpus_that_nvidia_mig_manager_manages_are_left_to_it_with_the_way_out() {
     let refused = agent.begin(&["2"], &["3g.40gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("GPU 2 (") && refused.causes[0].contains(link.to_str().unwrap()), "{refused:?}");
-    // To ask for what stands changes nothing.
+    // A request for the layout that exists changes nothing.
     assert_eq!(agent.apply(&["2"], &["none"]).state, OperationState::Done);
     let settled = || agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true);
     agent.until("verdict on the layouts", || settled().then_some(()));
     assert_eq!(host.trace(), []);
-    // The way out is one.
+    // The suggested remedy works.
     fs::remove_file(&link).unwrap();
     assert_eq!(agent.apply(&["0", "1"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
-    assert!(health(&agent).causes.is_empty(), "{:?}", health(&agent).causes);
+    assert!(health(&agent).errors.is_empty(), "{:?}", health(&agent).errors);
 }

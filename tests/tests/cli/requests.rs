@@ -285,7 +285,7 @@ fn who_asks_and_who_follows_an_agent_that_stops_for_good_hear_how_it_was() {
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
     let health: gpush_api::Health = serde_json::from_value(agent.get("/v1/health").json()).unwrap();
-    assert!(health.causes.iter().any(|cause| cause.message.contains("is stopping")), "{health:?}");
+    assert!(health.errors.iter().any(|cause| cause.message.contains("is stopping")), "{health:?}");
     let asking = gpushctl(&agent, &["mig", "apply", "--gpu", "1", "--layout", "7g.80gb"]).spawn().unwrap();
     assert!(agent.wait().success(), "{}", agent.log());
     let (status, text) = ended(following);

@@ -158,12 +158,12 @@ fn assert_or_apply_converges_beside_an_exclusive_rule() {
     assert!(!agent.gpu(1).mig.unwrap().enabled, "`apply` gives the GPU to its mode");
 }
 
-/// Fault: `eval "$(gpushctl mps env 9)"` succeeded without a share.
+/// Fault: `eval` of an environment succeeded without a share.
 #[test]
-fn evaluated_environment_of_a_failed_share_fails() {
+fn evaluated_environment_of_a_refused_lease_fails() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
-    for command in ["mps env 9", "mps env", "mps env 0 --for soon"] {
+    for command in ["lease env --mps -g 9 --for 1h", "lease env L9", "lease env --mps --for soon"] {
         let script =
             format!("eval \"$({} {command} 2>/dev/null)\" && echo past || echo stopped", program("gpushctl").display());
         let output = Command::new("sh").args(["-c", &script]).env("GPUSH_SOCKET", agent.socket()).output().unwrap();
@@ -171,19 +171,17 @@ fn evaluated_environment_of_a_failed_share_fails() {
     }
 }
 
-/// Fault: the audit trail of a GPU had none of its MPS records.
+/// Fault: the audit trail of a GPU had no records of its shares.
 #[test]
-fn audit_of_a_gpu_has_its_mps_shares() {
+fn audit_of_a_gpu_has_its_leases() {
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
     let agent = started(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
     reaches(&agent, "0", MpsState::Ready);
-    let taken = done(&agent, &["mps", "env", "0", "--percentage", "25", "--for", "1h", "--json"]);
-    let taken: serde_json::Value = serde_json::from_str(&taken).unwrap();
-    let share = taken["share"]["id"].as_str().unwrap();
+    let lease = done(&agent, &["lease", "request", "--mps", "25", "--for", "1h", "-o", "name"]);
     let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap().name;
-    for object in [&["-g", "0"][..], &["--object", "0"], &["--object", share], &["--object", &user]] {
+    for object in [&["-g", "0"][..], &["--object", "0"], &["--object", lease.trim()], &["--object", &user]] {
         let text = done(&agent, &[&["audit"], object].concat());
-        assert!(text.contains("mps.share"), "{object:?}: {text}");
+        assert!(text.contains("lease.grant"), "{object:?}: {text}");
     }
 }
 
@@ -238,7 +236,7 @@ fn hints_of_refusals_help_when_they_are_typed() {
     done(&agent, &["maintenance", "enter"]);
     helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"], "maintenance leave");
     done(&agent, &["mps", "stop", "1"]);
-    helps(&agent, &["mps", "env", "1", "--for", "1h"], "mps start");
+    helps(&agent, &["lease", "request", "--mps", "-g", "1", "--for", "1h"], "mps start");
     // The rule of GPU 0 has an override by now.
     agent.write_config("[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n");
     helps(&agent, &["config", "reload"], "config reload --clear-overrides");

@@ -1,5 +1,5 @@
-//! Mutations through the driver layer: the ordered driver calls that they make, what is read
-//! back, what the driver refuses and how that is told, and its lies.
+//! Mutations through the driver layer: the ordered driver calls that they make, what is read back, the driver's
+//! refusals and their messages, and wrong answers of the driver.
 
 #![allow(clippy::unwrap_used)] // A test says what failed by panicking.
 
@@ -10,7 +10,7 @@ use gpush_tests::{
     host::Host,
 };
 
-/// The host's trace without pids, one call a line.
+/// Returns the host's trace without pids, one call a line.
 fn golden(host: &Host) -> String {
     let lines = host.trace().into_iter().map(|call| {
         let gpu = call.gpu.map_or_else(|| "-".to_owned(), |gpu| gpu.to_string());
@@ -20,7 +20,7 @@ fn golden(host: &Host) -> String {
 }
 
 #[tokio::test]
-async fn an_ordered_change_makes_exactly_these_driver_calls() {
+async fn change_makes_exactly_these_driver_calls() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(1);
@@ -48,7 +48,7 @@ async fn an_ordered_change_makes_exactly_these_driver_calls() {
 }
 
 #[tokio::test]
-async fn a_placement_of_a_compute_instance_takes_the_size_that_the_driver_gives_it() {
+async fn ci_placement_has_size_from_driver() {
     let host = Host::up("dgx-h100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -60,7 +60,7 @@ async fn a_placement_of_a_compute_instance_takes_the_size_that_the_driver_gives_
 }
 
 #[tokio::test]
-async fn refusals_carry_the_drivers_code_and_name_the_object() {
+async fn refusals_carry_driver_code_and_object() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -92,7 +92,7 @@ async fn refusals_carry_the_drivers_code_and_name_the_object() {
 }
 
 #[tokio::test]
-async fn without_the_right_nothing_changes_and_the_way_out_is_told() {
+async fn missing_permission_changes_nothing_and_gives_hint() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -120,14 +120,14 @@ async fn mig_mode_changes_at_once_on_hopper() {
         let change = hardware.set_mig_mode(&uuid, wanted).await.unwrap();
         assert!(change.is(wanted) && change.activation.is_none(), "{change:?}");
         let reading = hardware.read(&uuid).await.unwrap();
-        assert_eq!((mig(&reading).enabled, mig(&reading).pending), (wanted, wanted));
+        assert_eq!((mig(&reading).enabled, mig(&reading).pending_mode()), (wanted, wanted));
     }
     let (profile_id, placement) = place(&hardware, &uuid, "1g.10gb", 0).await;
     hardware.create_gpu_instance(&uuid, profile_id, placement).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_mode_that_waits_for_a_reset_is_not_called_done() {
+async fn pending_mode_change_is_not_done() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -135,11 +135,11 @@ async fn a_mode_that_waits_for_a_reset_is_not_called_done() {
     assert!(!change.is(false), "{change:?}");
     assert!(change.enabled && !change.pending, "{change:?}");
     let reading = hardware.read(&uuid).await.unwrap();
-    assert!(mig(&reading).enabled && !mig(&reading).pending);
+    assert!(mig(&reading).enabled && !mig(&reading).pending_mode());
 }
 
 #[tokio::test]
-async fn success_with_an_activation_status_is_told_with_its_reason() {
+async fn activation_status_is_reported_as_reason() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -153,7 +153,7 @@ async fn success_with_an_activation_status_is_told_with_its_reason() {
 }
 
 #[tokio::test]
-async fn a_part_without_mig_refuses_with_unsupported() {
+async fn part_without_mig_refuses_as_unsupported() {
     let host = Host::up("mixed");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(4);
@@ -164,7 +164,7 @@ async fn a_part_without_mig_refuses_with_unsupported() {
 }
 
 #[tokio::test]
-async fn a_session_that_sees_old_instances_is_replaced_before_a_success_is_doubted() {
+async fn session_with_old_instances_is_replaced_before_failing() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -176,7 +176,7 @@ async fn a_session_that_sees_old_instances_is_replaced_before_a_success_is_doubt
     assert!(hardware.status().started > before, "it was seen by a fresh session only");
     let shown = host.show();
     assert_eq!(shown["gpus"][0]["state"]["instances"].as_array().unwrap().len(), 1);
-    // The same for what is gone.
+    // The same for a destroyed instance.
     hardware.destroy_gpu_instance(&uuid, made.id).await.unwrap();
     assert_eq!(host.show()["gpus"][0]["state"]["instances"].as_array().unwrap().len(), 0);
 }

@@ -1,8 +1,8 @@
-//! Independent clients of the driver, unmodified, as processes on a simulated host.
+//! Independent clients of the driver, unmodified, as processes on a simulated host: nvidia-ml-py, nvitop,
+//! gpustat, nvtop.
 //!
-//! They are what shows that the simulated library is a driver and not only what gpush expects of
-//! one: nvidia-ml-py, nvitop, gpustat, nvtop. One that is not installed says `SKIPPED`; `cargo xtask
-//! test` installs all four.
+//! They show that the simulated library behaves as a driver, and not only as gpush expects. A missing client
+//! prints `SKIPPED`; `cargo xtask test` installs all four.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,7 +20,8 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace").to_owned()
 }
 
-/// A program of the private Python environment; `None`, said, when it is not installed.
+/// Returns a program of the private Python environment; prints a message and returns `None` when it is not
+/// installed.
 fn python_client(program: &str) -> Option<PathBuf> {
     let venv = std::env::var_os("GPUSH_TEST_VENV").map_or_else(|| workspace().join("target/venv"), PathBuf::from);
     let path = venv.join("bin").join(program);
@@ -32,7 +33,7 @@ fn python_client(program: &str) -> Option<PathBuf> {
     None
 }
 
-/// A program on PATH; `None`, said, when it is not installed.
+/// Returns a program on PATH; prints a message and returns `None` when it is not installed.
 fn installed(program: &str, mend: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let sbin = [PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")];
@@ -43,7 +44,7 @@ fn installed(program: &str, mend: &str) -> Option<PathBuf> {
     found
 }
 
-/// Runs one of `tests/clients/*.py` and gives the JSON that it prints.
+/// Runs one of `tests/clients/*.py` and returns the JSON that it prints.
 fn script(host: &Host, python: &Path, name: &str) -> Value {
     let output = run(host.command(python).arg(workspace().join("tests/clients").join(name)));
     serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{name} printed no JSON: {e}"))
@@ -65,7 +66,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Instances that another client made and holds; gone when ended.
+/// Instances that another client created and holds; destroyed when it ends.
 struct Held {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -106,7 +107,7 @@ fn device(json: &Value) -> (String, u64, u64) {
 }
 
 #[test]
-fn nvidia_ml_py_takes_instances_through_their_whole_life() {
+fn nvidia_ml_py_creates_reads_and_destroys_instances() {
     let Some(python) = python_client("python") else { return };
     let mut lives = 0;
     let recent = "driver = \"580.65.06\"\n[[gpu]]\nmodel = \"a100-40\"\n";
@@ -129,7 +130,7 @@ fn nvidia_ml_py_takes_instances_through_their_whole_life() {
 }
 
 #[test]
-fn several_clients_see_the_same_instances_at_the_same_time() {
+fn concurrent_clients_see_the_same_instances() {
     let Some(python) = python_client("python") else { return };
     let host = Host::up("mixed");
     let first = Held::make(&host, &python, 0, &["3g.40gb@4", "2g.20gb@0", "1g.10gb@2"]);
@@ -159,7 +160,7 @@ fn several_clients_see_the_same_instances_at_the_same_time() {
     }
     println!("{count} MIG devices seen alike by the one who made them, another client and the simulator");
 
-    // The process is told with its instances, on the MIG device and on the whole GPU.
+    // The process is listed with its instances, on the MIG device and on the whole GPU.
     let (_, gi, ci) = first.devices[0].clone();
     let wanted = serde_json::json!([["compute", pid, 3000_u64 << 20, gi, ci]]);
     assert_eq!(survey[0]["devices"][0]["processes"], wanted);
@@ -222,7 +223,7 @@ fn nvtop_draws_every_gpu_and_a_process() {
     };
     let host = Host::up("mixed");
     let pid = host.process("--gpu 4 --memory 700");
-    // nvtop draws on a terminal only, and ends at `q`: a terminal for it comes from `script`.
+    // nvtop draws on a terminal only, and ends at `q`. `script` provides the terminal.
     let draw = format!("stty rows 60 cols 160; exec timeout --foreground 60 '{}' -d 1", nvtop.display());
     let mut child = host
         .command(script)
@@ -240,7 +241,7 @@ fn nvtop_draws_every_gpu_and_a_process() {
     wanted.insert(format!(" {pid} "));
     let (mut drawn, mut piece) = (String::new(), [0; 4096]);
     let mut screen = child.stdout.take().expect("piped");
-    // Ends when all is drawn, or when nvtop ends: at once when it finds no GPU, else after a minute.
+    // Ends when everything is drawn, or when nvtop ends: at once if it finds no GPU, otherwise after a minute.
     while wanted.iter().any(|name| !drawn.contains(name.as_str())) && drawn.len() < 1 << 20 {
         match screen.read(&mut piece) {
             Ok(0) | Err(_) => break,

@@ -1,5 +1,5 @@
-//! Compute mode through the driver layer: read with every reading, set and read back, and what
-//! becomes of a change that is refused, slow, lost or not seen.
+//! Compute mode through the driver layer: included in every reading, set and read back; and changes that are
+//! refused, slow, lost or not visible.
 
 #![allow(clippy::unwrap_used)] // A test says what failed by panicking.
 
@@ -33,7 +33,7 @@ fn set_calls(host: &Host) -> Vec<(Option<u32>, String, u32)> {
 }
 
 #[tokio::test]
-async fn it_is_read_set_and_read_back() {
+async fn compute_mode_is_read_set_and_read_back() {
     let host = Host::up(THREE);
     let hardware = hardware(&host);
     let list = uuids(&hardware).await;
@@ -41,7 +41,7 @@ async fn it_is_read_set_and_read_back() {
     for uuid in &list {
         assert_eq!(mode(&hardware, uuid).await, Some(ComputeMode::Default));
     }
-    // A GPU in use is no obstacle.
+    // A GPU in use accepts the change.
     host.process("--gpu 0");
     for wanted in [ComputeMode::ExclusiveProcess, ComputeMode::Prohibited, ComputeMode::Default] {
         for uuid in [&list[0], &list[2]] {
@@ -56,7 +56,7 @@ async fn it_is_read_set_and_read_back() {
 }
 
 #[tokio::test]
-async fn a_driver_without_it_and_one_that_fails_spoil_no_reading() {
+async fn missing_compute_mode_fails_no_reading() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -73,7 +73,7 @@ async fn a_driver_without_it_and_one_that_fails_spoil_no_reading() {
 }
 
 #[tokio::test]
-async fn refusals_are_told_and_change_nothing() {
+async fn refused_compute_mode_is_reported_and_unchanged() {
     let host = Host::up(THREE);
     let hardware = hardware(&host);
     let list = uuids(&hardware).await;
@@ -98,7 +98,7 @@ async fn refusals_are_told_and_change_nothing() {
 }
 
 #[tokio::test]
-async fn one_that_lands_late_is_found() {
+async fn late_compute_mode_change_is_found() {
     let host = Host::up(THREE);
     let mut options = options(&host);
     options.deadlines.change = Duration::from_millis(300);
@@ -114,7 +114,7 @@ async fn one_that_lands_late_is_found() {
 }
 
 #[tokio::test]
-async fn one_that_hangs_is_given_up_and_the_other_gpus_are_served() {
+async fn hung_compute_mode_change_leaves_other_gpus_served() {
     let host = Host::up(THREE);
     let mut options = options(&host);
     options.deadlines.read = Duration::from_secs(5);
@@ -131,7 +131,7 @@ async fn one_that_hangs_is_given_up_and_the_other_gpus_are_served() {
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_on_the_way_is_told_apart_by_reading() {
+async fn worker_death_in_compute_mode_change_is_resolved_by_reading() {
     let host = Host::up(THREE);
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -144,23 +144,23 @@ async fn a_worker_that_dies_on_the_way_is_told_apart_by_reading() {
 }
 
 #[tokio::test]
-async fn a_success_that_only_a_fresh_session_shows_is_one() {
+async fn compute_mode_shown_only_in_fresh_session_is_success() {
     let host = Host::up(THREE);
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
     host.fault("nvmlDeviceGetComputeMode --mutate stale");
     hardware.set_compute_mode(&uuid, ComputeMode::ExclusiveProcess).await.unwrap();
-    assert_eq!(hardware.status().started, 2, "the worker was started anew");
+    assert_eq!(hardware.status().started, 2, "the worker was restarted");
     host.clear_faults();
     assert_eq!(mode(&hardware, &uuid).await, Some(ComputeMode::ExclusiveProcess));
 }
 
 #[tokio::test]
-async fn a_success_without_effect_is_a_failure() {
+async fn compute_mode_success_without_effect_is_failure() {
     let host = Host::up(THREE);
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
-    // The call says yes and does nothing.
+    // The call returns success and has no effect.
     host.fault("nvmlDeviceSetComputeMode --rc SUCCESS");
     let error = hardware.set_compute_mode(&uuid, ComputeMode::ExclusiveProcess).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotReflected, "{error}");
@@ -168,7 +168,7 @@ async fn a_success_without_effect_is_a_failure() {
 }
 
 #[tokio::test]
-async fn what_loses_it_is_seen() {
+async fn lost_compute_mode_is_read() {
     let host = Host::up(THREE);
     let hardware = hardware(&host);
     let list = uuids(&hardware).await;

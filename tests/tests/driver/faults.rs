@@ -1,5 +1,4 @@
-//! The real worker on a simulated driver that hangs, crashes, is slow, is absent or is no driver
-//! at all.
+//! The real worker on a simulated driver that hangs, crashes, is slow, is absent, or is not a driver.
 
 #![allow(clippy::unwrap_used)] // A test says what failed by panicking.
 
@@ -30,7 +29,7 @@ fn impatient(host: &Host) -> Hardware {
 }
 
 #[tokio::test]
-async fn a_hung_creation_leaves_its_gpu_unknown_and_the_others_served() {
+async fn hung_creation_leaves_gpu_unknown_and_others_served() {
     let host = Host::up("dgx-a100");
     let hardware = impatient(&host);
     let list = uuids(&hardware).await;
@@ -43,7 +42,7 @@ async fn a_hung_creation_leaves_its_gpu_unknown_and_the_others_served() {
     for uuid in &list[1..] {
         hardware.read(uuid).await.unwrap();
     }
-    // Killed in the end; what it had done by then is read from the hardware: nothing.
+    // The worker is killed in the end. A reading shows that its call had no effect by then.
     assert!(matches!(hardware.settle(&list[0]).await, Settled::Gone | Settled::Nothing));
     assert!(!alive(worker));
     assert_eq!(mig(&hardware.read(&list[0]).await.unwrap()).instances, []);
@@ -52,7 +51,7 @@ async fn a_hung_creation_leaves_its_gpu_unknown_and_the_others_served() {
 }
 
 #[tokio::test]
-async fn a_hung_read_of_one_gpu_costs_no_other_gpu_its_own() {
+async fn hung_read_of_one_gpu_delays_no_other() {
     let host = Host::up("dgx-a100");
     let mut options = options(&host);
     options.deadlines.read = Duration::from_secs(2);
@@ -79,7 +78,7 @@ async fn a_hung_read_of_one_gpu_costs_no_other_gpu_its_own() {
 }
 
 #[tokio::test]
-async fn a_slow_creation_that_lands_late_is_found() {
+async fn late_creation_is_found() {
     let host = Host::up("dgx-a100");
     let mut options = options(&host);
     options.deadlines.change = Duration::from_millis(300);
@@ -95,7 +94,7 @@ async fn a_slow_creation_that_lands_late_is_found() {
 }
 
 #[tokio::test]
-async fn a_worker_killed_before_or_after_a_call_takes_effect_is_told_apart_by_reading() {
+async fn killed_worker_call_is_resolved_by_reading() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -112,7 +111,7 @@ async fn a_worker_killed_before_or_after_a_call_takes_effect_is_told_apart_by_re
 }
 
 #[tokio::test]
-async fn a_worker_killed_in_any_call_of_a_reading_is_replaced_unseen() {
+async fn worker_killed_during_reading_is_replaced() {
     let host = Host::up("mixed");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -145,7 +144,7 @@ async fn a_worker_killed_in_any_call_of_a_reading_is_replaced_unseen() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn random_kills_of_the_worker_lose_no_call_and_leave_no_doubt() {
+async fn random_worker_kills_lose_no_call() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let list = uuids(&hardware).await;
@@ -162,7 +161,7 @@ async fn random_kills_of_the_worker_lose_no_call_and_leave_no_doubt() {
             tokio::spawn(async move { hardware.read(&uuid).await })
         });
         let others: Vec<_> = others.collect();
-        // Spread over the length of a creation, which takes about half a millisecond.
+        // Spread over the duration of a creation, which takes about half a millisecond.
         let killer = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_micros(round * 37 % 1500)).await;
             signal::kill(Pid::from_raw(i32::try_from(worker).unwrap()), signal::SIGKILL).is_ok()
@@ -195,7 +194,7 @@ async fn random_kills_of_the_worker_lose_no_call_and_leave_no_doubt() {
     }
 }
 
-/// Ended or a zombie: an orphan's new parent may take its time.
+/// Returns whether a process has ended or is a zombie: the new parent of an orphan may reap it late.
 fn ended(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])),
@@ -204,13 +203,13 @@ fn ended(pid: u32) -> bool {
 }
 
 #[test]
-fn the_worker_dies_with_its_parent_and_heeds_no_other_signal() {
+fn worker_dies_with_parent_and_ignores_other_signals() {
     use gpush_nvml::proto::{self, GpuRef, Request, ToParent, ToWorker};
     use std::io::{BufRead, BufReader};
     use std::os::{fd::OwnedFd, unix::net::UnixStream};
     let host = Host::up("a30x4");
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    // The shell is its parent, and we keep the socket open: only the kernel tells it.
+    // The shell is its parent, and the test keeps the socket open: only the kernel's signal ends it.
     let mut parent = host
         .command("sh")
         .args(["-c", r#"exec 3<&0; "$0" <&3 & echo $!; wait"#])
@@ -239,14 +238,14 @@ fn the_worker_dies_with_its_parent_and_heeds_no_other_signal() {
 }
 
 #[test]
-fn a_worker_started_by_hand_says_so() {
+fn worker_started_from_shell_explains_itself() {
     let output = Command::new(program("driver_worker")).stdin(std::process::Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("started by gpushd"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("only gpushd starts it"));
 }
 
 #[tokio::test]
-async fn no_handle_of_ours_is_left_after_a_restart() {
+async fn no_own_handle_is_left_after_worker_restart() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let list = uuids(&hardware).await;
@@ -266,7 +265,7 @@ async fn no_handle_of_ours_is_left_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_not_loaded_or_does_not_match_is_explained_and_found_again() {
+async fn unloaded_or_mismatched_driver_is_explained_and_retried() {
     let host = Host::up("dgx-a100");
     let mut options = options(&host);
     options.deadlines.retry = Duration::ZERO;
@@ -290,7 +289,7 @@ async fn a_driver_that_is_not_loaded_or_does_not_match_is_explained_and_found_ag
 }
 
 #[tokio::test]
-async fn a_missing_library_is_named() {
+async fn missing_library_is_named() {
     let hardware = hardware_of(&PathBuf::from("/nowhere/libnvidia-ml.so.1"));
     let error = hardware.list().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::LibraryMissing);
@@ -299,7 +298,7 @@ async fn a_missing_library_is_named() {
 }
 
 #[tokio::test]
-async fn a_library_that_is_not_nvml_or_not_a_library_is_told_apart() {
+async fn wrong_library_and_non_library_are_distinguished() {
     let error = hardware_of(&PathBuf::from("libc.so.6")).list().await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotNvml, "{error}");
     let dir = tempfile::tempdir().unwrap();
@@ -340,7 +339,7 @@ int nvmlDeviceGetComputeRunningProcesses(void *d, unsigned *n, struct process *p
 "#;
 
 #[tokio::test]
-async fn a_library_without_the_newer_symbols_still_tells_what_it_can() {
+async fn library_without_newer_symbols_reads_what_it_can() {
     let dir = tempfile::tempdir().unwrap();
     let (source, library) = (dir.path().join("old.c"), dir.path().join("libnvidia-ml.so.1"));
     fs::write(&source, OLD_LIBRARY).unwrap();
@@ -356,7 +355,7 @@ async fn a_library_without_the_newer_symbols_still_tells_what_it_can() {
     let driver = hardware.driver().await.unwrap();
     assert_eq!((driver.cuda.as_str(), driver.simulated), ("9.2", false));
     let reading = hardware.read("GPU-old").await;
-    // Its GPU is found by the list only: it can't search by UUID.
+    // Only the list finds its GPU: this library cannot search by UUID.
     assert_eq!(reading.unwrap_err().kind, ErrorKind::MissingSymbol);
     assert_eq!(uuids(&hardware).await, ["GPU-old"]);
     let reading = hardware.read("GPU-old").await.unwrap();

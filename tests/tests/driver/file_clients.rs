@@ -1,5 +1,5 @@
-//! Programs that read the driver's files, or nvidia-smi, or functions that few clients call: slurmd's AutoDetect, nvsmi,
-//! migedit and codecarbon, unmodified, on a simulated host. One that is not installed reports `SKIPPED`.
+//! Unmodified programs that read the driver's files, call nvidia-smi, or use rare functions: slurmd's
+//! AutoDetect, nvsmi, migedit and codecarbon, on a simulated host. A missing program prints `SKIPPED`.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -26,7 +26,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The stand-in `nvidia-smi` of the host.
+/// Runs the host's simulated `nvidia-smi`.
 fn smi(host: &Host, arguments: &str) -> Output {
     host.command(host.dir().join("bin/nvidia-smi")).args(arguments.split(' ')).output().expect("nvidia-smi starts")
 }
@@ -37,7 +37,7 @@ fn smi_ok(host: &Host, arguments: &str) -> String {
     text(&output)
 }
 
-/// GPU instance and compute instance ids of the MIG devices of a GPU.
+/// Returns the GPU instance and compute instance ids of a GPU's MIG devices.
 fn devices(host: &Host, gpu: usize) -> Vec<(u64, u64)> {
     let shown = host.show();
     let devices = shown["gpus"][gpu]["mig_devices"].as_array().expect("a list");
@@ -90,7 +90,8 @@ fn slurmd_lists_mig_devices_with_their_capability_files() {
     let devices = devices(&host, 0);
     assert_eq!(devices.len(), 3);
     for (gi, ci) in devices {
-        // The driver's formula, GPU 0: 3 + 9·GI, and one more and the compute instance behind it.
+        // The driver's formula, GPU 0: the minor of a GPU instance is 3 + 9·GI; its compute instances follow
+        // it.
         let (access, compute) = (3 + 9 * gi, 3 + 9 * gi + 1 + ci);
         let caps = "/dev/nvidia-caps/nvidia-cap";
         listed("Type=nvidia_h100_80gb_hbm3_", &format!("File=/dev/nvidia0,{caps}{access},{caps}{compute} "));
@@ -99,9 +100,9 @@ fn slurmd_lists_mig_devices_with_their_capability_files() {
     assert_eq!(said.matches("Type=nvidia_h100_80gb_hbm3_1g.20gb ").count(), 2, "{said}");
 }
 
-/// The files of instances come and go with them, whichever way they are made.
+/// The files of instances appear and disappear with them, whichever client changes them.
 #[test]
-fn capability_files_follow_the_instances() {
+fn capability_files_follow_instances() {
     let host = Host::up(HOST);
     let root = host.dir().join("proc/driver/nvidia/capabilities");
     let files = || {
@@ -134,7 +135,7 @@ fn capability_files_follow_the_instances() {
 }
 
 #[test]
-fn nvidia_smi_manages_instances_and_refuses_as_the_driver_does() {
+fn nvidia_smi_manages_instances_and_refuses_like_driver() {
     let host = Host::up(HOST);
     host.start_trace();
     let made = smi_ok(&host, "mig -i 0 -cgi 9,2g.20gb -C");
@@ -188,7 +189,7 @@ fn nvsmi_lists_gpus_and_processes() {
     let Some(nvsmi) = python_program("nvsmi") else { return };
     let host = Host::up(HOST);
     let pid = host.process("--gpu 1 --memory 700");
-    // One object a line. It leaves out GPUs whose load the driver does not report: those in MIG mode.
+    // One object a line. nvsmi leaves out GPUs whose load the driver does not report: those in MIG mode.
     let listed = text(&run(host.command(&nvsmi).args(["ls", "--json"])));
     let gpus: Vec<Value> = listed.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(gpus.len(), 1, "{listed}");

@@ -1,8 +1,8 @@
-//! The checks of `tests/gpu` are themselves checked: all of them on a simulated host, what makes them fail, what
-//! makes them say SKIPPED, and that nothing of theirs stays.
+//! Tests of the checks in `tests/gpu`: all of them on a simulated host, what makes them fail, what makes them
+//! print SKIPPED, and that they leave nothing behind.
 //!
-//! How fast the stand-in of a client is follows from its model (`sim/mps-sim/src/work.rs`): the figures show that they
-//! are taken, compared and written down, and nothing of a GPU.
+//! A model (`sim/mps-sim/src/work.rs`) sets the speed of the simulated client: the figures show that they are
+//! measured, compared and printed, and are not measurements of a GPU.
 
 use std::{
     fs,
@@ -37,12 +37,12 @@ fn tests_gpu() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu")
 }
 
-/// The stand-in of a client.
+/// Returns the program of the simulated client.
 fn stand_in() -> String {
     format!("{} mps-client --compute", program("gpush-sim").display())
 }
 
-/// Where the checks make their scratch directory: whatever stays shows there.
+/// Returns the directory in which the checks create their scratch directory: leftovers appear there.
 fn scratch(host: &Host) -> PathBuf {
     let dir = host.scratch("tmp");
     fs::create_dir_all(&dir).expect("a directory");
@@ -53,7 +53,8 @@ fn out(host: &Host) -> PathBuf {
     host.scratch("out")
 }
 
-/// Made to run a program of the checks on a host: the short measurements of one that needs none.
+/// Returns a command for a program of the checks on a host, with the short measurements that suffice without a
+/// GPU.
 fn on(host: &Host, command: &str) -> Command {
     let mut command = host.command(command);
     let programs = program("gpu_mps").parent().expect("a directory").to_owned();
@@ -62,7 +63,8 @@ fn on(host: &Host, command: &str) -> Command {
     command
 }
 
-/// `tests/gpu/run`, with a client or with the usual one; and MPS programs from elsewhere than the host's `bin`.
+/// Runs `tests/gpu/run`, with `client` or the default one, and with MPS programs from another directory than
+/// the host's `bin`.
 fn run(host: &Host, client: Option<&str>, mps_programs: Option<&Path>) -> Output {
     let mut command = on(host, tests_gpu().join("run").to_str().expect("a path"));
     command.arg(out(host));
@@ -79,7 +81,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Nothing runs or lies there any more, and the GPU is as it was.
+/// Asserts that no process or file is left, and that the GPU is as before.
 fn assert_nothing_stays(host: &Host) {
     let scratch = scratch(host);
     let left: Vec<_> = fs::read_dir(&scratch).expect("a directory").flatten().map(|entry| entry.path()).collect();
@@ -92,13 +94,13 @@ fn results(host: &Host) -> Value {
 }
 
 #[test]
-fn all_checks_are_carried_out_and_written_down() {
+fn all_checks_run_and_print_results() {
     let host = Host::up(HOST);
     carried_out_and_written_down(&host, None);
 }
 
 #[test]
-fn they_are_with_nvidias_own_control_daemon() {
+fn checks_run_with_nvidia_control_daemon() {
     let host = Host::up(HOST);
     if let Some(programs) = real_programs(&host, "tests/gpu with NVIDIA's own control daemon") {
         carried_out_and_written_down(&host, Some(&programs));
@@ -113,7 +115,7 @@ fn carried_out_and_written_down(host: &Host, mps_programs: Option<&Path>) {
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("ok ")).collect();
     assert_eq!(lines.len(), CHECKS.len(), "{text}");
     for (line, name) in lines.iter().zip(CHECKS) {
-        // Aligned: what was found begins in the same column of each.
+        // Aligned: the results begin in the same column of each line.
         assert!(line.starts_with(&format!("ok      {name:<22} ")) && !line[31..].starts_with(' '), "{line}");
     }
     assert!(text.contains("7 checks, 0 failed"), "{text}");
@@ -147,7 +149,7 @@ fn carried_out_and_written_down(host: &Host, mps_programs: Option<&Path>) {
 }
 
 #[test]
-fn a_client_that_runs_past_mps_is_found_out_by_every_check() {
+fn client_that_bypasses_mps_fails_every_check() {
     let host = Host::up(HOST);
     let client = host.scratch("client");
     let script = format!("#!/bin/sh\nexport CUDA_MPS_PIPE_DIRECTORY=/nowhere\nexec {} \"$@\"\n", stand_in());
@@ -164,7 +166,7 @@ fn a_client_that_runs_past_mps_is_found_out_by_every_check() {
 }
 
 #[test]
-fn interrupted_they_end_all_that_they_started() {
+fn interrupted_checks_end_all_their_processes() {
     let host = Host::up(HOST);
     for number in [Signal::SIGINT, Signal::SIGTERM] {
         let mut command = on(&host, program("gpu_mps").to_str().expect("a path"));
@@ -180,7 +182,7 @@ fn interrupted_they_end_all_that_they_started() {
 }
 
 #[tokio::test]
-async fn what_is_missing_or_in_the_way_is_said_and_nothing_is_touched() {
+async fn missing_or_conflicting_program_is_named_and_nothing_changes() {
     let skipped = |host: &Host, client: Option<&str>, why: &str| {
         host.start_trace();
         let output = run(host, client, None);
@@ -208,7 +210,7 @@ async fn what_is_missing_or_in_the_way_is_said_and_nothing_is_touched() {
 }
 
 #[test]
-fn without_a_gpu_they_say_so_and_end_well() {
+fn checks_without_gpu_are_skipped() {
     let host_has_one = Path::new("/dev/nvidiactl").exists() || Path::new("/usr/bin/nvidia-smi").exists();
     if host_has_one {
         println!("SKIPPED tests/gpu without a GPU: this host has one");
@@ -219,7 +221,7 @@ fn without_a_gpu_they_say_so_and_end_well() {
     let output = command.arg(scratch.path()).env("PATH", "/usr/bin:/bin").output().expect("sh can be started");
     assert!(output.status.success());
     assert_eq!(said(&output), "SKIPPED: no NVIDIA GPU on this host (no /dev/nvidiactl, no nvidia-smi)\n");
-    // Past the first look, as where something else is called nvidia-smi.
+    // Skips the first check, as if another program were called nvidia-smi.
     let mut command = Command::new(program("gpu_mps"));
     command.arg(scratch.path()).arg(tests_gpu().join("client.py")).env_remove("LD_LIBRARY_PATH");
     let output = command.env_remove("GPU_CLIENT").output().expect("gpu_mps can be started");

@@ -1,5 +1,5 @@
-//! Every GPU that was recorded from a real driver, against what the simulator answers for its
-//! model; and the program that records them, run on the simulator.
+//! GPUs that were recorded from a real driver, compared with the simulator's answers for their models; and the
+//! program that records them, run on the simulator.
 
 #![allow(clippy::unwrap_used)] // A test says what failed by panicking.
 
@@ -11,8 +11,8 @@ use gpush_tests::{
     host::{Host, program},
 };
 
-/// What `gpu_check` records of a host with one GPU of a model, after an instance of each profile
-/// in `instances` was made.
+/// Returns the record that `gpu_check` makes of a host with one GPU of a model, after an instance of each
+/// profile in `instances` was created.
 async fn record(key: &str, instances: &[(&str, u8)]) -> Fixture {
     let host = Host::up(&format!("[[gpu]]\nmodel = \"{key}\"\n"));
     let hardware = hardware(&host);
@@ -24,7 +24,7 @@ async fn record(key: &str, instances: &[(&str, u8)]) -> Fixture {
     let output = host.command(program("gpu_check")).arg(&out).arg("--simulated").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    // The worker agrees, and so does the stand-in for nvidia-smi on what it answers.
+    // The worker's answers agree, and so do those that the simulated nvidia-smi gives.
     let counts = said.lines().find(|line| line.contains(" could not be compared")).expect("a line with the counts");
     assert!(counts.contains(" the same, 0 differ, ") && !counts.starts_with("0 "), "{said}");
     let files: Vec<_> = fs::read_dir(out.join("fixtures")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -34,7 +34,7 @@ async fn record(key: &str, instances: &[(&str, u8)]) -> Fixture {
     fixture
 }
 
-/// As [`record`], with the compute instance profiles of every profile told.
+/// As [`record`], with the compute instance profiles of every profile reported.
 async fn simulated(key: &str) -> Fixture {
     let mut whole: Option<Fixture> = None;
     for profile in gpush_geometry::model(key).unwrap().gi_profiles {
@@ -55,7 +55,7 @@ async fn simulated(key: &str) -> Fixture {
 }
 
 #[tokio::test]
-async fn recorded_gpus_and_simulated_ones_are_alike() {
+async fn simulated_gpus_match_recorded_gpus() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/hardware");
     let files: Vec<_> = fs::read_dir(&dir)
         .into_iter()
@@ -82,7 +82,7 @@ async fn recorded_gpus_and_simulated_ones_are_alike() {
 }
 
 #[tokio::test]
-async fn a_recording_is_found_again_and_a_difference_in_it_is_seen() {
+async fn recording_matches_itself_and_differences_are_found() {
     let recorded = record("h200-141", &[("3g.71gb", 0), ("1g.18gb", 4)]).await;
     assert_eq!(recorded.model(), Some("h200-141"));
     let told = |f: &Fixture| f.mig.as_ref().unwrap().profiles.iter().filter(|p| !p.compute.is_empty()).count();
@@ -103,8 +103,8 @@ async fn a_recording_is_found_again_and_a_difference_in_it_is_seen() {
     assert_eq!(changed.differences(&whole).len(), 2, "{:#?}", changed.differences(&whole));
 }
 
-/// A program that answers as nvidia-smi would for one H200 that holds a 3g.71gb without compute
-/// instance and a 1g.18gb with one, and that knows of one profile only.
+/// A program that answers like nvidia-smi on an H200 with a 3g.71gb without a compute instance and a 1g.18gb
+/// with one, and that knows only one profile.
 struct Smi {
     pci: String,
     uuid: String,
@@ -139,7 +139,7 @@ esac
 }
 
 #[tokio::test]
-async fn what_nvidia_smi_says_otherwise_is_a_failure() {
+async fn difference_to_nvidia_smi_is_a_failure() {
     let host = Host::up("[[gpu]]\nmodel = \"h200-141\"\n");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -162,7 +162,7 @@ async fn what_nvidia_smi_says_otherwise_is_a_failure() {
             .unwrap();
         (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    // The other six profiles are a difference of their own.
+    // The other six profiles count as a separate difference.
     let (success, said) = check("143771");
     assert!(!success && said.contains("number of profiles: gpush 7, nvidia-smi 1"), "{said}");
     assert!(said.contains("13 the same, 1 differ, 0 could not be compared"), "{said}");

@@ -1,5 +1,5 @@
-//! What the driver layer reads of a simulated host, compared with the figures that the host was
-//! made from and with what its owner did to it.
+//! Readings of a simulated host by the driver layer, compared with the figures of its models and with the
+//! changes that the test made to it.
 
 #![allow(clippy::unwrap_used)] // A test says what failed by panicking.
 
@@ -27,7 +27,7 @@ fn spans(placements: &[Placement]) -> Vec<(u8, u8)> {
     placements.iter().map(|p| (p.start, p.size)).collect()
 }
 
-/// Compares every figure of a profile, those of its compute instance profiles included.
+/// Compares every figure of a profile, including its compute instance profiles.
 fn assert_same(profile: &GpuProfile, known: &gpush_geometry::GpuProfile, about: &str) {
     let about = format!("{about} {}", known.name);
     assert_eq!(profile.name, known.name, "{about}");
@@ -52,9 +52,9 @@ fn assert_same(profile: &GpuProfile, known: &gpush_geometry::GpuProfile, about: 
     assert_eq!(compute, expected, "{about}");
 }
 
-/// One GPU of each model, in hosts of their own where a preset has none of it.
+/// Tests one GPU of each model, on a host of its own where no preset contains it.
 #[tokio::test]
-async fn every_model_reads_as_its_figures_say_with_and_without_instances() {
+async fn every_model_reads_as_its_figures() {
     let (mut gpus, mut profiles, mut told) = (0, 0, 0);
     for key in gpush_geometry::KEYS {
         let model = gpush_geometry::model(key).unwrap();
@@ -80,7 +80,7 @@ async fn every_model_reads_as_its_figures_say_with_and_without_instances() {
             assert_same(profile, known, &format!("{key}, by rule:"));
             profiles += 1;
             assert_eq!(profile.remaining, Some(known.max), "{key} {}", known.name);
-            // Once there is an instance, the driver itself tells the compute instance profiles.
+            // Once an instance exists, the driver itself reports the compute instance profiles.
             let made = create(&hardware, &uuid, &known.name, known.placements[0].0).await;
             let reading = hardware.read(&uuid).await.unwrap();
             let profile = mig(&reading).profiles.iter().find(|p| p.id == known.id).unwrap();
@@ -100,7 +100,7 @@ async fn every_model_reads_as_its_figures_say_with_and_without_instances() {
 }
 
 #[tokio::test]
-async fn every_preset_is_listed_and_read_whole() {
+async fn every_preset_is_listed_and_read_completely() {
     let mut gpus = 0;
     for preset in gpush_geometry::PRESETS {
         let host = Host::up(preset.name);
@@ -128,7 +128,7 @@ async fn every_preset_is_listed_and_read_whole() {
 }
 
 #[tokio::test]
-async fn instances_processes_and_memory_are_where_they_belong() {
+async fn instances_list_their_processes_and_memory() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -157,7 +157,7 @@ async fn instances_processes_and_memory_are_where_they_belong() {
         vec![(small_pid, ProcessKind::Compute, Some(1024)), (client_pid, ProcessKind::MpsClient, Some(200))];
     expected.sort_unstable();
     assert_eq!(processes, expected);
-    // A GPU instance without compute instance is in sight, and who holds it.
+    // A GPU instance without a compute instance is shown, with the processes that hold it.
     assert_eq!((second.id, second.compute.len(), second.memory), (bare.id, 0, None));
     assert_eq!(second.processes.iter().map(|p| p.pid.unwrap()).collect::<Vec<_>>(), [owner_pid]);
     assert_eq!(reading.processes, []);
@@ -192,21 +192,21 @@ async fn mig_off_shows_profiles_and_no_capacity() {
     let uuid = uuids(&hardware).await.remove(0);
     let reading = hardware.read(&uuid).await.unwrap();
     let side = mig(&reading);
-    assert!(!side.enabled && !side.pending);
+    assert!(side.is_off());
     assert_eq!((side.memory_slices, side.compute_slices, side.profiles.len()), (8, 7, 7));
     assert!(side.profiles.iter().all(|p| p.remaining.is_none()));
     assert_eq!(side.instances, []);
 }
 
 #[tokio::test]
-async fn an_instance_of_an_unknown_profile_is_shown_and_harmless() {
+async fn instance_of_unknown_profile_is_shown() {
     let host = Host::up("dgx-a100");
     let first = hardware(&host);
     let uuid = uuids(&first).await.remove(0);
     let made = create(&first, &uuid, "1g.10gb", 4).await;
     first.create_compute_instance(&uuid, made.id, 0, None).await.unwrap();
-    // For the next session, the driver does not know that profile's index: all three forms of
-    // the question fail.
+    // For the next session, the driver does not know that profile's index: all three versions of the query
+    // fail.
     host.fault("nvmlDeviceGetGpuInstanceProfileInfo* --gpu 0 --rc INVALID_ARGUMENT --times 3");
     let second = hardware(&host);
     let reading = second.read(&uuid).await.unwrap();
@@ -221,7 +221,7 @@ async fn an_instance_of_an_unknown_profile_is_shown_and_harmless() {
 }
 
 #[tokio::test]
-async fn a_driver_that_only_knows_the_first_form_gets_its_names_by_rule() {
+async fn driver_without_profile_names_gets_computed_names() {
     let host = Host::up("mixed");
     host.fault("nvmlDeviceGetGpuInstanceProfileInfoV --rc ARGUMENT_VERSION_MISMATCH");
     host.fault("nvmlGpuInstanceGetComputeInstanceProfileInfoV --rc FUNCTION_NOT_FOUND");
@@ -243,7 +243,7 @@ async fn a_driver_that_only_knows_the_first_form_gets_its_names_by_rule() {
 }
 
 #[tokio::test]
-async fn a_lost_gpu_does_not_hide_the_others() {
+async fn lost_gpu_does_not_hide_others() {
     let host = Host::up("dgx-h100");
     let hardware = hardware(&host);
     let list = uuids(&hardware).await;
@@ -263,7 +263,7 @@ async fn a_lost_gpu_does_not_hide_the_others() {
         let reading = hardware.read(uuid).await;
         assert_eq!(reading.is_err(), index == 3, "{index}: {reading:?}");
     }
-    // Gone is not the same as never there.
+    // The error differs from the one for a GPU that never existed.
     let error = hardware.read("GPU-00000000-0000-0000-0000-000000000000").await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::GpuNotFound);
     // After a reboot it is back, and a fresh session sees it.
@@ -274,7 +274,7 @@ async fn a_lost_gpu_does_not_hide_the_others() {
 }
 
 #[tokio::test]
-async fn a_reading_that_fails_in_part_says_so() {
+async fn partial_reading_names_missing_parts() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -282,14 +282,14 @@ async fn a_reading_that_fails_in_part_says_so() {
     let reading = hardware.read(&uuid).await.unwrap();
     assert_eq!(reading.warnings.len(), 1, "{:?}", reading.warnings);
     assert!(reading.warnings[0].message.contains("RunningProcesses"), "{:?}", reading.warnings);
-    // What a plan can't do without fails the reading, and only that of its GPU.
+    // If data that a plan needs cannot be read, the whole reading fails, but only for that GPU.
     host.fault("nvmlDeviceGetGpuInstances --gpu 0 --rc UNKNOWN");
     assert_eq!(hardware.read(&uuid).await.unwrap_err().kind, ErrorKind::Unknown);
     let other = uuids(&hardware).await.remove(1);
     hardware.read(&other).await.unwrap();
 }
 
-/// A session that began when a 3g.40gb stood where by now a 2g.20gb does, made by another.
+/// Returns a session that began when a 3g.40gb existed where another client has since created a 2g.20gb.
 async fn overtaken(host: &Host) -> (Hardware, String, GpuInstance) {
     let (other, ours) = (hardware(host), hardware(host));
     let uuid = uuids(&other).await.remove(0);
@@ -301,7 +301,7 @@ async fn overtaken(host: &Host) -> (Hardware, String, GpuInstance) {
 }
 
 #[tokio::test]
-async fn stale_handles_in_a_list_do_not_fail_a_reading() {
+async fn stale_handles_in_list_fail_no_reading() {
     let host = Host::up("dgx-a100");
     let (hardware, uuid, new) = overtaken(&host).await;
     host.fault("nvmlDeviceGetGpuInstances --gpu 0 --mutate stale");
@@ -312,7 +312,7 @@ async fn stale_handles_in_a_list_do_not_fail_a_reading() {
 }
 
 #[tokio::test]
-async fn a_session_that_knows_only_what_is_gone_is_replaced_once() {
+async fn session_with_only_deleted_instances_is_replaced_once() {
     let host = Host::up("dgx-a100");
     let (hardware, uuid, new) = overtaken(&host).await;
     host.fault("nvmlDeviceGetGpuInstances --gpu 0 --mutate stale");
@@ -338,7 +338,7 @@ async fn a_session_that_knows_only_what_is_gone_is_replaced_once() {
 }
 
 #[tokio::test]
-async fn events_carry_the_instances_that_they_concern() {
+async fn events_carry_their_instances() {
     let host = Host::up("dgx-h100");
     let mut options = options(&host);
     options.events = true;
@@ -354,4 +354,24 @@ async fn events_carry_the_instances_that_they_concern() {
         }
     };
     assert_eq!((event.uuid.as_str(), event.kind, event.gi), (list[2].as_str(), EventKind::Xid(79), Some(made.id)));
+}
+
+/// A GPU in MIG mode reports no utilization, and a sensor that fails costs only its own value.
+#[tokio::test]
+async fn sensor_that_is_not_supported_is_absent() {
+    let host = Host::up("dgx-a100");
+    let hardware = hardware(&host);
+    let uuid = uuids(&hardware).await.remove(0);
+    let in_mig = hardware.read(&uuid).await.unwrap().sensors;
+    assert_eq!((in_mig.utilization_percent, in_mig.memory_utilization_percent), (None, None), "{in_mig:?}");
+    assert!(in_mig.temperature_c.is_some_and(|celsius| (20..100).contains(&celsius)), "{in_mig:?}");
+    assert!(in_mig.power_mw < in_mig.power_limit_mw && in_mig.power_mw > Some(0), "{in_mig:?}");
+    assert_eq!((in_mig.ecc_corrected, in_mig.ecc_uncorrected), (Some(0), Some(0)));
+    for function in ["nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEccErrors"] {
+        host.fault(&format!("{function} --gpu 0 --rc NOT_SUPPORTED"));
+    }
+    let reading = hardware.read(&uuid).await.unwrap();
+    let left = reading.sensors;
+    assert_eq!((left.temperature_c, left.power_mw, left.ecc_corrected, left.ecc_uncorrected), (None, None, None, None));
+    assert_eq!((left.power_limit_mw, reading.warnings.len()), (in_mig.power_limit_mw, 0), "{reading:?}");
 }

@@ -1,15 +1,15 @@
-//! 10,000 clients of the simulated driver killed at random moments: the host stays whole.
+//! 10,000 clients of the simulated driver killed at random moments: the host stays consistent.
 //!
-//! The agent's crash tests rest on this: what a killed process leaves behind must be what the
-//! driver would have, never a torn state or a lock that nobody holds.
+//! The agent's crash tests depend on this: a killed process must leave the state that the driver would leave,
+//! never a torn state or a lock without an owner.
 
 use gpush_tests::host::{Host, program};
 
-/// Kills; fewer on request (`GPUSH_TEST_KILLS`), for machines in a hurry.
+/// Kills; `GPUSH_TEST_KILLS` sets a smaller number for slow machines.
 const KILLS: u64 = 10_000;
 
 #[test]
-fn the_state_stays_valid_through_ten_thousand_sigkills_of_clients() {
+fn state_stays_valid_after_ten_thousand_sigkills() {
     let kills = std::env::var("GPUSH_TEST_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(KILLS);
     let host = Host::up("dgx-a100");
     let output = host

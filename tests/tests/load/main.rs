@@ -1,5 +1,6 @@
-//! gpushd under load: light reads besides heavy ones, memory after many requests, and random steps.
+//! gpushd under load: light reads during heavy ones, memory after many requests, and random steps.
 
+mod leases;
 mod memory;
 mod steps;
 
@@ -18,7 +19,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Clients that ask for heavy answers without a pause.
+/// Clients that request heavy answers continuously.
 const HEAVY: usize = 50;
 
 /// Light reads that are timed.
@@ -29,7 +30,7 @@ fn percentile(times: &mut [Duration], of_hundred: usize) -> Duration {
     times[(times.len() - 1) * of_hundred / 100]
 }
 
-/// Times light reads while heavy requests come without end.
+/// Times light reads while heavy requests run continuously.
 fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
     let times = |path: &str| -> Vec<Duration> {
         let one = |_| {
@@ -51,7 +52,7 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
                 }
             });
         }
-        // Until every one of them has a request under way.
+        // Waits until every one of them has a request in flight.
         while answers.lock().expect("no thread panicked").len() < HEAVY {
             std::thread::yield_now();
         }
@@ -69,16 +70,16 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
          /v1/version {version:?}, /v1/health {health:?}, in calm {calm:?}",
         answers.len()
     );
-    // Behind the heavy ones a light read would take as long as they do.
+    // If a light read were queued behind the heavy ones, it would take as long as they do.
     assert!(version * 2 < usual, "{what}: /v1/version took {version:?}, a heavy answer {usual:?}");
     assert!(health < usual, "{what}: /v1/health took {health:?}, a heavy answer {usual:?}");
 }
 
 #[test]
-fn light_reads_go_on_beside_heavy_plans_and_lists() {
+fn light_reads_are_not_delayed_by_heavy_requests() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 16\nmig = true\n");
     let agent = Agent::start(&host, "");
-    let body = json!({"gpus": ["all"], "layout": {"entries": ["1g.10gb*7"]}});
+    let body = json!({"selectors": ["all"], "layout_source": {"entries": ["1g.10gb*7"]}});
     under_load(&agent, "plans", || agent.post("/v1/mig/plan", &body).body.len());
     under_load(&agent, "GPUs", || agent.get("/v1/gpus?profiles=true").body.len());
     for round in 0..40 {
@@ -88,15 +89,15 @@ fn light_reads_go_on_beside_heavy_plans_and_lists() {
     under_load(&agent, "operations", || agent.get("/v1/operations").body.len());
 }
 
-/// One GPU's reading hangs, and six plans for it wait for it: whoever looks waits for none of them,
-/// the one who asked for the plans included.
+/// The reading of one GPU hangs, and six plans wait for it. No read waits for them, not even by the user who
+/// requested the plans.
 #[test]
-fn reads_go_on_beside_plans_for_a_gpu_that_hangs() {
+fn reads_are_not_delayed_by_plans_for_hung_gpu() {
     let host = Host::up("a30x4");
     let agent = Setup::on(&host).config("[driver]\nread_ms = 3000\n").start();
     agent.settle_reads();
     host.fault("nvmlDeviceGetGpuInstances --gpu 0 --hang");
-    let body = json!({"gpus": ["0"], "layout": {"entries": ["2g.12gb*2"]}});
+    let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.12gb*2"]}});
     let plans = Mutex::new(Vec::new());
     let mut reads = Vec::new();
     std::thread::scope(|scope| {

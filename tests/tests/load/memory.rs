@@ -1,4 +1,4 @@
-//! Memory of gpushd: requests leave nothing behind that grows with their number.
+//! Memory of gpushd does not grow with the number of requests.
 
 use std::{
     fmt::Write as _,
@@ -16,15 +16,15 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Requests before the first measurement, which fill caches and pools, and after it. `cargo xtask soak` makes
-/// more of the latter, by `GPUSH_TEST_REQUESTS`.
+/// Requests before the first measurement, which fill caches and pools, and requests after it. `cargo xtask
+/// soak` raises the latter with `GPUSH_TEST_REQUESTS`.
 const WARM_UP: usize = 300;
 const REQUESTS: usize = 1000;
 
-/// Clients at once.
+/// Concurrent clients.
 const CLIENTS: usize = 8;
 
-/// KiB of resident memory.
+/// Returns resident memory in KiB.
 fn resident(agent: &Agent) -> u64 {
     let text = fs::read_to_string(format!("/proc/{}/status", agent.pid())).expect("the agent's status");
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
@@ -35,7 +35,10 @@ fn request(agent: &Agent, number: usize) {
     let answer = match number % 100 {
         0 => agent.get("/v1/mps/0/logs?lines=2000"),
         1 => agent.get("/v1/mps/0/logs?lines=2000&all=true"),
-        2 => agent.post("/v1/mig/plan", &json!({ "gpus": ["1"], "layout": { "entries": ["3g.40gb", "2g.20gb"] } })),
+        2 => agent.post(
+            "/v1/mig/plan",
+            &json!({ "selectors": ["1"], "layout_source": { "entries": ["3g.40gb", "2g.20gb"] } }),
+        ),
         3 => agent.get("/v1/gpus?profiles=true"),
         n if n % 6 == 0 => agent.get("/v1/gpus"),
         n if n % 6 == 1 => agent.get("/v1/health"),
@@ -64,7 +67,7 @@ fn requests(agent: &Agent, count: usize) {
     });
 }
 
-/// The control daemon's log after a day of checks: more than is ever read of it.
+/// Writes the log that a control daemon has after a day of checks: more than gpushd ever reads of it.
 fn fill_log(agent: &Agent) {
     let directory = daemon(agent, "0").log_directory.expect("a log directory");
     let mut text = String::new();
@@ -78,7 +81,7 @@ fn fill_log(agent: &Agent) {
 }
 
 #[test]
-fn resident_memory_stays_after_many_mixed_requests() {
+fn resident_memory_is_stable_after_many_requests() {
     let served = Served::of(Host::up("dgx-a100"), "0", Served::CONFIG, None);
     let agent = &served.agent;
     let count = std::env::var("GPUSH_TEST_REQUESTS").ok().and_then(|text| text.parse().ok()).unwrap_or(REQUESTS);

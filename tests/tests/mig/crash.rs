@@ -1,6 +1,6 @@
-//! gpushd killed at every point of an apply: before and after every driver call, at every write and
-//! sync of its store, while it takes back, while it recovers. Afterwards the next one has the target
-//! or the previous layout and says which, and what is in use is as it was.
+//! gpushd killed at every point of an apply: before and after every driver call, at every write and sync of its
+//! store, during rollback, during recovery. Afterwards the next agent reaches the target or the previous layout
+//! and reports which, and instances in use are unchanged.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::faults::fault_at;
 
 const CONFIG: &str = "[driver]\nchange_s = 5\n";
 
-/// A change, and where a process runs that must not notice.
+/// A change, and the place of a process that it must not affect.
 struct Change {
     name: &'static str,
     before: &'static [&'static str],
@@ -40,7 +40,7 @@ const CHANGES: [Change; 3] = [
     },
 ];
 
-/// The calls that change something, in one apply.
+/// Returns the changing driver calls of one apply.
 fn calls(host: &Host, agent: &Agent, change: &Change) -> Vec<Traced> {
     prepare(agent, change);
     host.start_trace();
@@ -53,8 +53,8 @@ fn prepare(agent: &Agent, change: &Change) {
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
 }
 
-/// Begins the change and waits until the agent has died of it. The operation's id: the agent may
-/// have died before it could tell, but not before it had recorded.
+/// Begins the change and waits until it has killed the agent. Returns the operation's id. The agent may have
+/// died before it answered, but not before it recorded the operation.
 fn begin(agent: &mut Agent, change: &Change) -> String {
     let last = operations(agent).into_iter().filter_map(|id| id.strip_prefix("op-")?.parse::<u64>().ok()).max();
     let _told = agent.try_raw(request(change).as_bytes());
@@ -63,7 +63,7 @@ fn begin(agent: &mut Agent, change: &Change) -> String {
 }
 
 fn request(change: &Change) -> String {
-    let body = json!({ "gpus": ["0"], "layout": { "entries": change.after } }).to_string();
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": change.after } }).to_string();
     format!(
         "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",
@@ -71,13 +71,13 @@ fn request(change: &Change) -> String {
     )
 }
 
-/// Puts a process where the change must leave it.
+/// Starts a process in an instance that the change must keep.
 fn occupy(host: &Host, change: &Change) -> Option<(u64, u32)> {
     let gi = gi_at(host, 0, change.used?);
     Some((gi, host.process(&format!("--gpu 0 --gi {gi} --ci 0"))))
 }
 
-/// What the next agent makes of it: the end of the operation must be so, and told.
+/// Checks the result of the next agent: the operation's end must be true and reported.
 fn judge(host: &Host, agent: &Agent, id: &str, layouts: [&[String]; 2], what: &str) -> OperationState {
     let operation = agent.follow(agent.operation(id));
     let [before, after] = layouts;
@@ -102,7 +102,7 @@ fn judge(host: &Host, agent: &Agent, id: &str, layouts: [&[String]; 2], what: &s
     operation.state
 }
 
-/// Ends the process, which must still be where it was.
+/// Ends the process, which must still be in its instance.
 fn vacate(host: &Host, change: &Change, occupied: Option<(u64, u32)>, what: &str) {
     let Some((gi, pid)) = occupied else { return };
     assert_eq!(gi_at(host, 0, change.used.expect("a place")), gi, "{what}: the instance in use is another");
@@ -112,7 +112,7 @@ fn vacate(host: &Host, change: &Change, occupied: Option<(u64, u32)>, what: &str
 }
 
 #[test]
-fn killed_before_and_after_every_driver_call() {
+fn kill_around_every_driver_call_is_recovered() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, CONFIG);
     let mut ends: BTreeMap<String, u32> = BTreeMap::new();
@@ -140,13 +140,13 @@ fn killed_before_and_after_every_driver_call() {
 }
 
 #[test]
-fn killed_before_and_after_every_call_of_taking_back() {
+fn kill_around_every_rollback_call_is_recovered() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, CONFIG);
     let change = &CHANGES[2];
     let forward = calls(&host, &agent, change);
     let after = truth(&host, 0);
-    // The last creation fails, so that everything has to be taken back.
+    // The last creation fails, so that everything must be rolled back.
     let last = forward.iter().rposition(|call| call.function.contains("CreateComputeInstance")).expect("a creation");
     let fails = fault_at(&forward, last, "--rc INSUFFICIENT_RESOURCES");
     prepare(&agent, change);
@@ -178,7 +178,7 @@ fn killed_before_and_after_every_call_of_taking_back() {
 }
 
 #[test]
-fn killed_again_while_it_recovers() {
+fn kill_during_recovery_is_recovered() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, CONFIG);
     let change = &CHANGES[2];
@@ -191,7 +191,7 @@ fn killed_again_while_it_recovers() {
             let before = truth(&host, 0);
             host.fault(&fault_at(&calls, k, &format!("--kill {when} --parent")));
             let id = begin(&mut agent, change);
-            // Each recovery dies at its first change, until one has nothing left to change.
+            // Each recovery dies at its first change, until none is left to make.
             let mut deaths = 0;
             loop {
                 host.clear_faults();
@@ -203,7 +203,7 @@ fn killed_again_while_it_recovers() {
                 }
                 agent = match Setup::on(&host).config(CONFIG).try_start() {
                     Ok(agent) => agent,
-                    // Killed before it was ready: as good a point as any.
+                    // Killed before it was ready, which is one of the points to test.
                     Err(_) => {
                         deaths += 1;
                         continue;
@@ -227,7 +227,7 @@ fn killed_again_while_it_recovers() {
 }
 
 #[test]
-fn killed_at_every_write_and_sync_of_the_store() {
+fn kill_at_every_store_write_and_sync_is_recovered() {
     if !strace::works("kills at each write and sync of the store") {
         return;
     }
@@ -262,7 +262,7 @@ fn killed_at_every_write_and_sync_of_the_store() {
                     });
                     let outlived = told.as_ref().is_some_and(|one| agent.outlives(&one.id).is_some());
                     if outlived {
-                        // The one that was started is strace.
+                        // The program that the test started is strace.
                         let own = agent.get("/v1/health").json()["pid"].as_i64().expect("a pid");
                         let own = Pid::from_raw(own.try_into().expect("a pid"));
                         kill(own, Signal::SIGTERM).expect("gpushd can be signalled");
@@ -276,9 +276,9 @@ fn killed_at_every_write_and_sync_of_the_store() {
             let new: Vec<_> = operations(&agent).into_iter().filter(|id| !known.contains(id)).collect();
             assert!(new.len() <= 1, "{what}: {new:?}");
             match (&told, new.first()) {
-                // What anybody was told of is there, always.
+                // An operation that gpushd has reported to a client must be on record.
                 (Some(told), Some(there)) => assert_eq!(told.id, *there, "{what}"),
-                (Some(told), None) => panic!("{what}: {} was told of, and is forgotten", told.id),
+                (Some(told), None) => panic!("{what}: {} was reported, and is not on record", told.id),
                 (None, Some(_)) => unheard += 1,
                 (None, None) => assert_eq!(truth(&host, 0), before, "{what}: changed without a record"),
             }

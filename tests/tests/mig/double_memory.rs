@@ -29,8 +29,8 @@ fn status(output: &Output) -> i32 {
     output.status.code().expect("gpushctl ends by itself")
 }
 
-/// The labels that mig-parted ships for a part, in the form of `tests/clients/mig_parted.py`: each profile as often
-/// as it fits, and the balanced one.
+/// Returns the labels that mig-parted ships for a part, in the form of `tests/clients/mig_parted.py`: for each
+/// profile as many as fit, and the balanced label.
 fn labels(model: &Model) -> Vec<String> {
     let mut labels: Vec<String> = model.gi_profiles.iter().map(|p| format!("{}={}", p.name, p.max)).collect();
     let of = |slices: u8| model.gi_profiles.iter().find(|p| p.slices == slices).map(|p| p.name.clone());
@@ -42,13 +42,13 @@ fn labels(model: &Model) -> Vec<String> {
     labels
 }
 
-/// The double-memory `1g` profile of a part.
+/// Returns the double-memory `1g` profile of a part.
 fn double_memory(model: &Model) -> Option<&str> {
     model.gi_profiles.iter().find(|p| p.index == 9).map(|p| p.name.as_str())
 }
 
-/// Creates the devices of each label in turn, as mig-parted does; leaves those of the last one. Returns the compute
-/// profiles of each label.
+/// Creates the devices of each label in turn, as mig-parted does, and keeps those of the last label. Returns
+/// the compute profiles of each label.
 fn mig_parted(host: &Host, python: &Path, gpu: usize, labels: &[String]) -> Vec<Vec<u64>> {
     let output = host
         .command(python)
@@ -66,7 +66,7 @@ fn mig_parted(host: &Host, python: &Path, gpu: usize, labels: &[String]) -> Vec<
     lines.lines().map(profiles).collect()
 }
 
-/// Every part and every preset whose GPUs have MIG.
+/// Returns every part and every preset whose GPUs have MIG.
 fn hosts() -> Vec<String> {
     let models = gpush_geometry::KEYS.iter().filter(|key| gpush_geometry::model(key).expect("a model").has_mig());
     let one_gpu = models.map(|key| format!("[[gpu]]\nmodel = \"{key}\"\n"));
@@ -88,7 +88,7 @@ fn labels_that_mig_parted_ships_apply_on_every_part_and_preset() {
         let mut seen: Vec<String> = Vec::new();
         for gpu in 0..gpus {
             let model = model_of(&host, gpu);
-            // Of GPUs that are alike the first is enough.
+            // Of identical GPUs, the first is enough.
             if !model.has_mig() || seen.contains(&model.key) {
                 continue;
             }
@@ -138,7 +138,7 @@ fn foreign_double_memory_instances_are_recognised_kept_and_exported() {
         let assert_ = |layout: &str| gpushctl(&agent, &["mig", "assert", "--gpu", "0", "--layout", layout], "");
         assert_eq!(status(&assert_(&format!("{part}*4"))), 0, "{key}");
         assert_eq!(status(&assert_(&format!("{whole}*4"))), 3, "{key}");
-        // In use, and as wanted: nothing to do.
+        // In use, and already as requested: nothing to do.
         host.start_trace();
         assert_eq!(status(&apply(&format!("{part}*4"))), 0, "{key}");
         assert_eq!(host.trace(), [], "{key}");
@@ -153,7 +153,7 @@ fn foreign_double_memory_instances_are_recognised_kept_and_exported() {
         assert_eq!(status(&gpushctl(&agent, &["mig", "assert", "--file", "-"], &text)), 0, "{key}");
         assert_eq!(truth(&host, 0), before);
 
-        // The idle ones become the other kind in their GPU instances; the one in use stays.
+        // The idle compute instances are replaced inside their GPU instances; the busy one stays.
         let mixed = apply(&format!("{part}@2,{whole}*3"));
         assert_eq!(status(&mixed), 0, "{key}: {}", String::from_utf8_lossy(&mixed.stderr));
         let other = |at: u8| format!("{whole}@{at}[{whole}@0]");

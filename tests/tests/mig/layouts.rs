@@ -1,4 +1,4 @@
-//! Layouts through the real agent on each kind of host: asked for, carried out, read back.
+//! Layouts through the real agent on each kind of host: requested, applied, read back.
 
 use gpush_api::{GpuPlan, InstanceStep, OperationState};
 use gpush_tests::{
@@ -7,7 +7,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Applies one layout after the other to a GPU and compares with what the host then holds.
+/// Applies one layout after the other to a GPU and compares each with what the host then holds.
 fn walk(host: &Host, agent: &Agent, gpu: usize, layouts: &[(&[&str], &[&str])]) {
     for (entries, expected) in layouts {
         let operation = agent.apply(&[&gpu.to_string()], entries);
@@ -31,7 +31,7 @@ fn walk(host: &Host, agent: &Agent, gpu: usize, layouts: &[(&[&str], &[&str])]) 
 }
 
 #[test]
-fn an_a100_takes_mixed_layouts_with_placements_and_compute_instances() {
+fn a100_gets_mixed_layouts_with_placements_and_cis() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     walk(
@@ -56,7 +56,7 @@ fn an_a100_takes_mixed_layouts_with_placements_and_compute_instances() {
 }
 
 #[test]
-fn an_unchanged_layout_is_an_operation_without_steps() {
+fn unchanged_layout_is_an_operation_without_steps() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     walk(
@@ -75,7 +75,7 @@ fn an_unchanged_layout_is_an_operation_without_steps() {
 }
 
 #[test]
-fn a_hopper_has_its_mode_switched_on_with_its_layout() {
+fn hopper_layout_enables_mig() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\nmig = false\n");
     let agent = Agent::start(&host, "");
     assert_eq!(truth(&host, 0), ["MIG off"]);
@@ -90,7 +90,7 @@ fn a_hopper_has_its_mode_switched_on_with_its_layout() {
 }
 
 #[test]
-fn blackwells_with_twelve_memory_slices_are_no_special_case() {
+fn blackwell_with_twelve_memory_slices_gets_its_layouts() {
     let host = Host::up("rtx-pro-6000x2");
     let agent = Agent::start(&host, "");
     let operation = agent.apply(&["all"], &["2g.48gb", "1g.24gb*2"]);
@@ -103,7 +103,7 @@ fn blackwells_with_twelve_memory_slices_are_no_special_case() {
 }
 
 #[test]
-fn a_mixed_host_gets_the_layouts_that_its_rules_say() {
+fn mixed_host_gets_the_layouts_of_its_rules() {
     let config = r#"
 [layouts]
 small = ["1g.10gb*7"]
@@ -126,7 +126,7 @@ layout = ["3g.40gb", "4g.40gb"]
     let host = Host::up("mixed");
     let agent = Agent::start(&host, "");
     let mut tries = 0;
-    // Until then the layouts of this boot are due, whatever the config says meanwhile.
+    // Until then, gpushd applies the layouts that were read at start, even if the config has changed.
     while agent.get("/v1/health").json()["layouts_at_start"]["complete"] != json!(true) {
         tries += 1;
         assert!(tries < 100_000, "{}", agent.log());
@@ -137,7 +137,7 @@ layout = ["3g.40gb", "4g.40gb"]
         tries += 1;
         assert!(tries < 100_000, "{}", agent.log());
     }
-    // A reload reshapes nothing by itself.
+    // A reload alone changes no layout.
     assert!(truth(&host, 0).is_empty());
     let operation = agent.follow(agent.begin_with(&json!({})).unwrap());
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
@@ -151,7 +151,7 @@ layout = ["3g.40gb", "4g.40gb"]
 }
 
 #[test]
-fn all_eight_gpus_are_changed_in_one_operation() {
+fn one_operation_changes_all_eight_gpus() {
     let host = Host::up("dgx-h200");
     let agent = Agent::start(&host, "");
     let operation = agent.apply(&["all"], &["3g.71gb", "2g.35gb", "1g.18gb*2"]);

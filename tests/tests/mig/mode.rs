@@ -1,4 +1,4 @@
-//! Changes of MIG mode through the real programs: on Ampere with a reset, on Hopper without.
+//! Changes of MIG mode through the real programs: Ampere needs a GPU reset, Hopper does not.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,7 @@ const AMPERE: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
 const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
 
 fn off(agent: &Agent, gpu: u32) -> Value {
-    json!({ "layout": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
+    json!({ "layout_source": { "per_gpu": [{ "selector": agent.gpu(gpu).uuid, "mig_enabled": false }] } })
 }
 
 fn refused(agent: &Agent, gpu: &str) -> ApiError {
@@ -27,13 +27,14 @@ fn refused(agent: &Agent, gpu: &str) -> ApiError {
 }
 
 #[test]
-fn an_ampere_is_switched_on_and_off_with_a_reset_of_that_gpu_alone() {
+fn ampere_mode_change_resets_only_that_gpu() {
     let host = Host::up(AMPERE);
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
     let neighbour = truth(&host, 0);
     assert_eq!(neighbour.len(), 3, "{neighbour:?}");
-    let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["1"], "layout": { "entries": LAYOUT } })).json();
+    let plan =
+        agent.post("/v1/mig/plan", &json!({ "selectors": ["1"], "layout_source": { "entries": LAYOUT } })).json();
     assert_eq!(plan["plans"][0]["steps"][0]["do"], json!("enable_mig"), "{plan}");
     assert!(plan["plans"][0]["steps"][0]["reset"].is_object(), "{plan}");
     host.start_trace();
@@ -44,7 +45,7 @@ fn an_ampere_is_switched_on_and_off_with_a_reset_of_that_gpu_alone() {
     assert_eq!(resets(&host), [Some(1)], "only the GPU concerned");
     assert_eq!(truth(&host, 0), neighbour, "the neighbour's instances stay");
     assert_eq!(truth(&host, 2), ["MIG off"]);
-    // And off, instances first.
+    // MIG mode off again: the instances are destroyed first.
     host.start_trace();
     let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
@@ -52,7 +53,7 @@ fn an_ampere_is_switched_on_and_off_with_a_reset_of_that_gpu_alone() {
     assert_eq!(operation.progress[0].done, operation.progress[0].total);
     assert_eq!(truth(&host, 1), ["MIG off"]);
     assert_eq!((resets(&host), truth(&host, 0)), (vec![Some(1)], neighbour));
-    // Once more: nothing to do, and nothing done.
+    // A second request has nothing to do, and makes no driver call.
     host.start_trace();
     let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
     assert_eq!((operation.state, host.trace().len()), (OperationState::Done, 0));
@@ -60,7 +61,7 @@ fn an_ampere_is_switched_on_and_off_with_a_reset_of_that_gpu_alone() {
 }
 
 #[test]
-fn several_gpus_are_reset_at_once_in_one_operation() {
+fn one_operation_resets_several_gpus_at_once() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     let agent = Agent::start(&host, &around.config(&[], ""));
@@ -76,7 +77,7 @@ fn several_gpus_are_reset_at_once_in_one_operation() {
 }
 
 #[test]
-fn whoever_has_the_gpu_open_is_named_and_nothing_is_touched() {
+fn open_handle_blocks_mode_change_and_is_named() {
     let host = Host::up(AMPERE);
     let agent = Agent::start(&host, "");
     // The driver lists neither of them.
@@ -90,31 +91,32 @@ fn whoever_has_the_gpu_open_is_named_and_nothing_is_touched() {
     }
     assert_eq!(error.causes.len(), 2, "the neighbour's holder is not in the way: {error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("end these processes")), "{error:?}");
-    let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } })).json();
+    let plan =
+        agent.post("/v1/mig/plan", &json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT } })).json();
     let refusal: Refusal = serde_json::from_value(plan["plans"][0]["refusal"].clone()).expect("a refusal");
-    let Refusal::Held { holders } = refusal else { panic!("{refusal:?}") };
+    let Refusal::Held { holders, .. } = refusal else { panic!("{refusal:?}") };
     assert_eq!(holders.len(), 2);
     assert_eq!(holders[0].devices, ["/dev/nvidia0"]);
     assert_eq!(host.trace(), []);
-    // Who waits looks once a second, not as fast as it can, and gets it once they are gone.
-    let body = json!({ "gpus": ["0"], "layout": { "entries": LAYOUT }, "wait_s": 60 });
+    // A waiting operation polls once a second, and begins once the processes have ended.
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT }, "wait_s": 60 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let (begun, mut looks) = (Instant::now(), BTreeSet::new());
     while looks.len() < 6 {
         assert!(begun.elapsed() < PATIENCE, "{}", agent.log());
         looks.insert(agent.gpu(0).observed_at);
     }
-    // Whoever asks for the GPU makes a reading a second too.
+    // Requests for the GPU read it once a second too.
     assert!(begun.elapsed() >= Duration::from_secs(1), "{looks:?}");
     monitors.iter().for_each(|pid| host.end_process(*pid));
-    // The simulated driver resets no GPU while somebody has it open, whichever it is.
+    // The simulated driver refuses to reset a GPU while any process has it open.
     let operation = agent.follow(waiting);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0).len(), 3);
 }
 
 #[test]
-fn services_are_stopped_before_and_started_after_with_hooks_in_between() {
+fn services_stop_and_start_around_mode_change_and_hooks() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     around.run("nvidia-dcgm");
@@ -139,26 +141,26 @@ fn services_are_stopped_before_and_started_after_with_hooks_in_between() {
     let facts = format!("GPUSH_MIG_OFF=\nGPUSH_MIG_ON={uuid}\nGPUSH_OPERATION={}\n", operation.id);
     assert_eq!(around.told("before.env"), format!("{facts}GPUSH_PHASE=before\n"));
     assert_eq!(around.told("after.env"), format!("{facts}GPUSH_PHASE=after\nGPUSH_RESULT=done\n"));
-    // A reshape needs no reset, and disturbs nobody.
+    // A layout change without a mode change needs no reset, so no service stops.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(around.take_calls(), Vec::<String>::new());
-    // Nothing is left of the runs.
+    // The helper units left no files.
     let left = std::fs::read_dir(Setup::on(&host).state_dir().join("helper")).expect("a directory").count();
     assert_eq!(left, 0);
 }
 
-/// What is so after a change that failed: all as before, services included.
+/// Asserts the outcome of a failed change: layout, mode and services are as before.
 fn taken_back(host: &Host, around: &Around, agent: &Agent, operation: &Operation) {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(host, 0), ["MIG off"]);
     let mig = agent.gpu(0).mig.expect("MIG");
-    assert_eq!((mig.enabled, mig.pending), (false, false), "nothing waits for a reset");
+    assert_eq!((mig.enabled, mig.pending_mode()), (false, false), "nothing waits for a reset");
     assert!(around.runs("nvidia-dcgm"), "{}", agent.log());
     assert!(around.told("after.env").contains("GPUSH_RESULT=rolled_back"));
 }
 
 #[test]
-fn hooks_that_hang_or_fail_and_resets_that_fail_leave_all_as_it_was() {
+fn failed_hook_or_reset_restores_everything() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     around.run("nvidia-dcgm");
@@ -188,7 +190,7 @@ fn hooks_that_hang_or_fail_and_resets_that_fail_leave_all_as_it_was() {
     agent.wait_for_log("could not be reset");
     host.clear_faults();
 
-    // The first instance can't be made: off again, with a second reset.
+    // The first instance cannot be created: a second reset switches MIG mode off again.
     host.fault("nvmlGpuInstanceCreateComputeInstance* --rc UNKNOWN --times 1");
     host.start_trace();
     let operation = agent.apply(&["0"], LAYOUT);
@@ -196,7 +198,7 @@ fn hooks_that_hang_or_fail_and_resets_that_fail_leave_all_as_it_was() {
     assert_eq!(resets(&host), [Some(0), Some(0)]);
     host.clear_faults();
 
-    // And disabling that fails at its reset brings the layout back.
+    // When disabling MIG mode fails at its reset, the layout is restored.
     assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
     let before = truth(&host, 0);
     host.fault("gpu-reset --rc UNKNOWN --times 1");
@@ -207,7 +209,7 @@ fn hooks_that_hang_or_fail_and_resets_that_fail_leave_all_as_it_was() {
 }
 
 #[test]
-fn a_service_that_does_not_start_again_is_told_and_started_by_the_next_gpushd() {
+fn failed_service_start_is_reported_and_retried_by_next_gpushd() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     around.run("nvidia-dcgm");
@@ -217,14 +219,14 @@ fn a_service_that_does_not_start_again_is_told_and_started_by_the_next_gpushd() 
     let operation = agent.apply(&["0"], LAYOUT);
     assert_eq!(operation.state, OperationState::Done);
     assert!(operation.notes.iter().any(|note| note.contains("systemctl status nvidia-dcgm")), "{operation:?}");
-    let ill = agent.get("/v1/health").json()["causes"].to_string();
+    let ill = agent.get("/v1/health").json()["errors"].to_string();
     assert!(ill.contains("nvidia-dcgm was stopped for operation op-1"), "{ill}");
     assert!(!around.runs("nvidia-dcgm"));
     agent.stop();
     around.break_service("nvidia-dcgm", false);
     let agent = Agent::start(&host, &config);
     wait_until(|| around.runs("nvidia-dcgm"), &agent);
-    assert!(!agent.get("/v1/health").json()["causes"].to_string().contains("nvidia-dcgm"));
+    assert!(!agent.get("/v1/health").json()["errors"].to_string().contains("nvidia-dcgm"));
 }
 
 fn wait_until(there: impl Fn() -> bool, agent: &Agent) {
@@ -236,7 +238,7 @@ fn wait_until(there: impl Fn() -> bool, agent: &Agent) {
 }
 
 #[test]
-fn a_reset_in_progress_is_left_alone_by_the_next_gpushd() {
+fn next_gpushd_waits_for_reset_in_progress() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     let agent = Agent::start(&host, &around.config(&[], ""));
@@ -259,7 +261,7 @@ fn a_reset_in_progress_is_left_alone_by_the_next_gpushd() {
 }
 
 #[test]
-fn a_hopper_needs_no_reset_and_its_holders_are_named_when_the_first_instance_is_refused() {
+fn hopper_needs_no_reset_and_names_holders_on_refusal() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
     let around = Around::of(&host);
     around.run("nvidia-dcgm");
@@ -276,11 +278,11 @@ fn a_hopper_needs_no_reset_and_its_holders_are_named_when_the_first_instance_is_
     let operation = agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation"));
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0), ["MIG off"]);
-    assert_eq!(around.take_calls(), Vec::<String>::new(), "nobody was disturbed");
+    assert_eq!(around.take_calls(), Vec::<String>::new(), "no program was run");
 }
 
 #[test]
-fn a_guest_refuses_what_only_its_host_can_do() {
+fn guest_refuses_mode_change() {
     let host = Host::up(AMPERE);
     std::fs::write(host.dir().join("proc/cpuinfo"), "processor\t: 0\nflags\t\t: fpu vme hypervisor sse\n").unwrap();
     let agent = Agent::start(&host, "");
@@ -290,7 +292,7 @@ fn a_guest_refuses_what_only_its_host_can_do() {
 }
 
 #[test]
-fn programs_that_others_could_have_written_are_not_run() {
+fn programs_writable_by_others_are_not_run() {
     use std::os::unix::fs::PermissionsExt;
     let host = Host::up(AMPERE);
     let around = Around::of(&host);

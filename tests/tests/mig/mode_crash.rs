@@ -1,6 +1,6 @@
-//! gpushd killed at every point of a change of MIG mode: around each program that it runs, around each
-//! driver call, at each write and sync of its store. Afterwards GPU 0 is as it was or as wanted, which
-//! of them is told, the services that ran run, and nothing waits for a reset.
+//! gpushd killed at every point of a change of MIG mode: around each program that it runs, around each driver
+//! call, at each write and sync of its store. Afterwards GPU 0 has its previous or the requested layout and the
+//! operation says which, services that ran are running, and no reset is pending.
 
 use std::{
     collections::BTreeMap,
@@ -25,10 +25,10 @@ const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
 const WHOLE: [&str; 1] = ["MIG off"];
 
 fn off(agent: &Agent, gpu: u32) -> Value {
-    json!({ "layout": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
+    json!({ "layout_source": { "per_gpu": [{ "selector": agent.gpu(gpu).uuid, "mig_enabled": false }] } })
 }
 
-/// The operation asked for last, when there is somebody to answer.
+/// Returns the last operation, if an agent answers.
 fn last(agent: &Agent) -> Option<Operation> {
     let get = |path: &str| {
         use std::io::{Read, Write};
@@ -48,7 +48,7 @@ fn is_dead(pid: u32) -> bool {
     stat.rsplit(')').next().is_none_or(|rest| rest.trim_start().starts_with('Z'))
 }
 
-/// Starts gpushd again and again, until one lives to see the last operation end.
+/// Starts gpushd repeatedly, until one survives the end of the last operation.
 fn outlive(host: &Host, config: &str, starts: &mut u32) -> Agent {
     loop {
         *starts += 1;
@@ -64,14 +64,14 @@ fn outlive(host: &Host, config: &str, starts: &mut u32) -> Agent {
     }
 }
 
-/// Asks without caring for the answer: gpushd may be killed before it gives one.
+/// Sends the request and ignores the answer: gpushd may be killed before it sends one.
 fn ask(agent: &Agent, body: &Value) {
     let body = body.to_string();
     let head = "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json";
     let _ = agent.raw(format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).as_bytes());
 }
 
-/// What became of the points at which gpushd was killed.
+/// Counts the outcomes of the points at which gpushd was killed.
 #[derive(Default)]
 struct Tally {
     starts: u32,
@@ -79,8 +79,8 @@ struct Tally {
 }
 
 impl Tally {
-    /// Judges what the next gpushd made of the last operation: GPU 0 is as it was `before`, or as
-    /// wanted, whichever is said; services run that ran, and nothing waits for a reset.
+    /// Checks the recovery of the last operation: GPU 0 has the layout `before` or the requested one, as the
+    /// operation reports; services that ran are running, and no reset is pending.
     fn take(&mut self, host: &Host, agent: &Agent, around: &Around, layouts: [&[String]; 2], point: &str) {
         let operation = last(agent).expect("an operation");
         let point = format!("{point}: {operation:?}\n{}", agent.log());
@@ -100,7 +100,7 @@ impl Tally {
         let gpu = agent.gpu(0);
         assert_eq!(gpu.state, GpuState::Ready, "{point}");
         let mig = gpu.mig.expect("MIG");
-        assert_eq!(mig.enabled, mig.pending, "nothing waits for a reset: {point}");
+        assert_eq!(mig.enabled, mig.pending_mode(), "nothing waits for a reset: {point}");
         *self.ends.entry(operation.state.to_string()).or_default() += 1;
     }
 
@@ -115,7 +115,7 @@ impl std::fmt::Display for Tally {
     }
 }
 
-/// A host with a GPU 0 that is whole, its service running, what it is when it is cut, and the config.
+/// A host whose GPU 0 has no MIG, its running service, the layout to apply, and the config.
 struct Scene {
     host: Host,
     around: Around,
@@ -134,12 +134,12 @@ impl Scene {
         assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
         let cut = truth(&host, 0);
         assert_eq!(agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation")).state, OperationState::Done);
-        let on = json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } });
+        let on = json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT } });
         let _ = around.take_calls();
         (Self { host, around, config, cut, on }, agent)
     }
 
-    /// What to ask for, and what then stands: whole when it is cut, cut when it is whole.
+    /// Returns the next request and its result: MIG off if it is on, on if it is off.
     fn turn(&self, agent: &Agent) -> (Value, Vec<String>) {
         if truth(&self.host, 0) == WHOLE {
             (self.on.clone(), self.cut.clone())
@@ -149,8 +149,8 @@ impl Scene {
     }
 }
 
-/// Kills gpushd before and after each outer step of switching MIG mode on, and off again; with
-/// `again` also the next one, at the first step that it takes. Says how it went.
+/// Kills gpushd before and after each outer step of switching MIG mode on, and off again; with `again` also the
+/// next agent, at its first step. Returns a summary.
 fn killed_at_each_step(fault: Option<&str>, again: bool) -> String {
     let (scene, mut agent) = Scene::new();
     let Scene { host, around, config, on, .. } = &scene;
@@ -182,32 +182,32 @@ fn killed_at_each_step(fault: Option<&str>, again: bool) -> String {
 }
 
 #[test]
-fn gpushd_killed_before_and_after_each_outer_step_leaves_the_target_or_what_was_before() {
+fn kill_around_each_outer_step_is_recovered() {
     println!("killed once: {}", killed_at_each_step(None, false));
 }
 
 #[test]
-fn gpushd_killed_again_while_it_recovers_does_so_too() {
+fn kill_during_mode_recovery_is_recovered() {
     println!("killed thrice: {}", killed_at_each_step(None, true));
 }
 
 #[test]
-fn gpushd_killed_while_a_failed_change_is_taken_back_does_so_too() {
+fn kill_during_mode_rollback_is_recovered() {
     println!("the reset fails: {}", killed_at_each_step(Some("gpu-reset --rc UNKNOWN"), false));
-    // Back with a second reset, and services that are still stopped.
+    // Rollback with a second reset, while services are still stopped.
     let fault = "nvmlGpuInstanceCreateComputeInstance* --rc UNKNOWN";
     println!("an instance fails: {}", killed_at_each_step(Some(fault), false));
 }
 
 #[test]
-fn gpushd_and_worker_killed_before_and_after_each_driver_call_of_a_mode_change() {
+fn kill_around_each_mode_change_call_is_recovered() {
     let (scene, mut agent) = Scene::new();
     let Scene { host, around, config, .. } = &scene;
     let mut tally = Tally::default();
     for direction in ["on", "off"] {
         let calls = calls(&scene, &agent);
         for (k, call) in calls.iter().enumerate() {
-            // The reset is not the worker's call; it is among the outer steps.
+            // The reset is not a call of the worker; it is one of the outer steps.
             if call == "gpu-reset" {
                 continue;
             }
@@ -232,7 +232,7 @@ fn gpushd_and_worker_killed_before_and_after_each_driver_call_of_a_mode_change()
     assert!(tally.points() > 20, "{tally}");
 }
 
-/// Makes GPU 0 such that the next turn goes in this direction.
+/// Prepares GPU 0 so that the next change goes in this direction.
 fn bring(scene: &Scene, agent: &Agent, direction: &str) {
     if (truth(&scene.host, 0) == WHOLE) != (direction == "on") {
         let (body, _) = scene.turn(agent);
@@ -240,7 +240,7 @@ fn bring(scene: &Scene, agent: &Agent, direction: &str) {
     }
 }
 
-/// The functions that change something on GPU 0 in the next turn, in order.
+/// Returns the functions that change GPU 0 in the next change, in order.
 fn calls(scene: &Scene, agent: &Agent) -> Vec<String> {
     scene.host.start_trace();
     let (body, _) = scene.turn(agent);
@@ -249,7 +249,7 @@ fn calls(scene: &Scene, agent: &Agent) -> Vec<String> {
 }
 
 #[test]
-fn gpushd_killed_at_every_write_and_sync_of_its_store_in_a_mode_change() {
+fn kill_at_each_store_write_in_mode_change_is_recovered() {
     if !strace::works("kills at each write and sync of the store in a mode change") {
         return;
     }
@@ -259,7 +259,7 @@ fn gpushd_killed_at_every_write_and_sync_of_its_store_in_a_mode_change() {
     let mut unbegun = 0;
     for call in ["pwrite64", "fdatasync"] {
         for number in 1..400 {
-            // The state directory alone: the programs beside gpushd write too, and are left alone.
+            // Only the state directory: the helper programs write too, and must not be killed.
             let (trace, inject) = (format!("trace={call}"), format!("inject={call}:signal=SIGKILL:when={number}"));
             let state = Setup::on(host).state_dir();
             let files = ["gpush.db", "gpush.db-wal", "watermark"].map(|name| state.join(name).display().to_string());
@@ -299,7 +299,7 @@ fn gpushd_killed_at_every_write_and_sync_of_its_store_in_a_mode_change() {
     assert!(tally.points() > 20, "{tally}");
 }
 
-/// Pid of a gpushd that was started through another program.
+/// Returns the pid of a gpushd that was started through another program.
 fn own_pid(agent: &Agent) -> Option<i32> {
     let answer = agent.try_raw(b"GET /v1/health HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n\r\n")?;
     gpush_tests::agent::parse(&answer)?.json()["pid"].as_i64()?.try_into().ok()

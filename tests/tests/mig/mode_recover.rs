@@ -1,5 +1,5 @@
-//! Changes of MIG mode that gpushd was killed in, with no instance to tell how far they came: the next
-//! one ends them, and says truly how.
+//! Changes of MIG mode in which gpushd was killed, without instances that would show how far they came: the
+//! next agent finishes them, and reports the outcome correctly.
 
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -8,10 +8,11 @@ use gpush_tests::{
 };
 use serde_json::{Value, json};
 
-/// Asks for modes of GPUs, without instances, in an operation that the agent dies of.
+/// Requests MIG modes for GPUs, without instances, in an operation that kills the agent.
 fn begin(agent: &mut Agent, modes: &[(u32, bool)]) {
-    let each: Vec<Value> = modes.iter().map(|&(gpu, mig)| json!({ "gpu": agent.gpu(gpu).uuid, "mig": mig })).collect();
-    die_of(agent, &json!({ "layout": { "per_gpu": each } }));
+    let each: Vec<Value> =
+        modes.iter().map(|&(gpu, mig)| json!({ "selector": agent.gpu(gpu).uuid, "mig_enabled": mig })).collect();
+    die_of(agent, &json!({ "layout_source": { "per_gpu": each } }));
 }
 
 fn die_of(agent: &mut Agent, body: &Value) {
@@ -27,7 +28,7 @@ fn die_of(agent: &mut Agent, body: &Value) {
     agent.wait();
 }
 
-/// The next agent, and what it made of the first operation.
+/// Starts the next agent and returns it with the first operation after recovery.
 fn next(host: &Host, config: &str) -> (Agent, Operation) {
     host.clear_faults();
     let agent = Agent::start(host, config);
@@ -40,7 +41,7 @@ fn modes(host: &Host, gpus: usize) -> Vec<bool> {
 }
 
 #[test]
-fn switching_mig_on_without_instances_is_carried_on() {
+fn enabling_mig_without_instances_is_resumed() {
     for model in ["a30-24", "h100-80-pcie"] {
         let host = Host::up(&format!("[[gpu]]\nmodel = \"{model}\"\ncount = 2\nmig = false\n"));
         host.fault("nvmlDeviceSetMigMode --kill before --parent --times 1");
@@ -53,7 +54,7 @@ fn switching_mig_on_without_instances_is_carried_on() {
 }
 
 #[test]
-fn one_that_had_failed_is_no_success_because_its_other_gpu_stands_as_planned() {
+fn failed_operation_stays_failed_if_other_gpu_is_done() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-pcie\"\ncount = 2\nmig = false\n");
     host.fault("nvmlDeviceSetMigMode --gpu 1 --rc IN_USE");
     host.fault("nvmlDeviceSetMigMode --gpu 0 --kill before --parent --after 1 --times 1");
@@ -66,7 +67,7 @@ fn one_that_had_failed_is_no_success_because_its_other_gpu_stands_as_planned() {
 }
 
 #[test]
-fn a_mode_that_was_switched_off_is_on_again_when_the_layout_from_before_is_said_to_stand() {
+fn rolled_back_mode_change_has_mig_on_again() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-pcie\"\ncount = 2\nmig = true\n");
     host.fault("nvmlDeviceSetMigMode --gpu 1 --rc IN_USE");
     host.fault("nvmlDeviceSetMigMode --gpu 0 --kill before --parent --after 1 --times 1");
@@ -78,7 +79,7 @@ fn a_mode_that_was_switched_off_is_on_again_when_the_layout_from_before_is_said_
 }
 
 #[test]
-fn gpus_without_mig_among_those_that_shall_be_whole_keep_nothing_from_its_end() {
+fn gpus_without_mig_do_not_block_recovery() {
     const WHOLE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n";
     let host = Host::up("mixed");
     for times in 0..2 {
@@ -86,7 +87,7 @@ fn gpus_without_mig_among_those_that_shall_be_whole_keep_nothing_from_its_end() 
         let host = Host::up("mixed");
         host.fault(&format!("nvmlDeviceSetMigMode --kill after --parent --after {times} --times 1"));
         let mut agent = Agent::start(&host, WHOLE);
-        die_of(&mut agent, &json!({ "gpus": ["2-4"], "layout": "config" }));
+        die_of(&mut agent, &json!({ "selectors": ["2-4"], "layout_source": "config" }));
         let (_agent, ended) = next(&host, WHOLE);
         assert_eq!(ended.state, OperationState::Done, "{times}: {ended:?}");
         assert_eq!(modes(&host, 4), [true, true, false, false], "{times}");
@@ -94,21 +95,21 @@ fn gpus_without_mig_among_those_that_shall_be_whole_keep_nothing_from_its_end() 
 }
 
 #[test]
-fn what_is_reset_together_is_so_after_a_restart_too() {
+fn reset_group_is_kept_after_restart() {
     const GROUP: &str = "fabric_manager = false\n[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
     let host = Host::up(GROUP);
     host.fault("nvmlDeviceSetMigMode --kill after --parent --times 1");
     let mut agent = Agent::start(&host, "");
-    die_of(&mut agent, &json!({ "gpus": ["0"], "layout": { "entries": ["3g.40gb"] } }));
+    die_of(&mut agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb"] } }));
     let (_agent, ended) = next(&host, "");
     assert_eq!((ended.state, modes(&host, 3)), (OperationState::Done, vec![true, false, false]), "{ended:?}");
-    // And on the way back.
+    // And during rollback.
     let host = Host::up(GROUP);
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 2 --rc UNKNOWN");
     host.fault("nvmlGpuInstanceDestroy --kill before --parent --times 1");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 2 --delay-ms 300");
     let mut agent = Agent::start(&host, "");
-    die_of(&mut agent, &json!({ "gpus": ["all"], "layout": { "entries": ["1g.10gb*7"] } }));
+    die_of(&mut agent, &json!({ "selectors": ["all"], "layout_source": { "entries": ["1g.10gb*7"] } }));
     let (agent, ended) = next(&host, "");
     assert_eq!((ended.state, modes(&host, 3)), (OperationState::RolledBack, vec![false; 3]), "{ended:?}");
     assert!((0..3).all(|gpu| agent.gpu(gpu).state == GpuState::Ready));

@@ -1,6 +1,6 @@
-//! mig-parted's files through the real `gpushctl` and the real agent, on simulated hosts. What
-//! mig-parted itself is known to get wrong is done right here: a change of one GPU resets and wipes
-//! no other, indexes and filters that mean nothing are refused, a GPU that is gone is named.
+//! mig-parted's files through the real `gpushctl` and the real agent, on simulated hosts. Known faults of
+//! mig-parted are checked here: a change of one GPU must not reset or wipe another, indexes and filters that
+//! match nothing are refused, and a missing GPU is named.
 
 use std::{
     io::Write,
@@ -74,12 +74,12 @@ fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
     command.args(args).env_clear().env("LANG", "C.UTF-8").env("COLUMNS", "100").env("GPUSH_SOCKET", agent.socket());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("gpushctl can be started");
-    // A command that does not read it closes it: no failure of the test.
+    // A command that does not read its input closes it; that is not a failure of the test.
     let _ = child.stdin.take().expect("a pipe").write_all(stdin.as_bytes());
     child.wait_with_output().expect("gpushctl ends")
 }
 
-/// `mig COMMAND --file - -c LABEL ARGS…` on the file above: exit status and all that was said.
+/// Runs `mig COMMAND --file - -c LABEL ARGS…` on the file above. Returns exit status and all output.
 fn run(agent: &Agent, command: &str, label: &str, args: &[&str]) -> (i32, String) {
     let args = [&["mig", command, "--file", "-", "-c", label], args].concat();
     let output = gpushctl(agent, &args, FILE);
@@ -87,7 +87,7 @@ fn run(agent: &Agent, command: &str, label: &str, args: &[&str]) -> (i32, String
     (output.status.code().expect("it ends by itself"), String::from_utf8_lossy(&said).into_owned())
 }
 
-/// Waits until the agent has seen the process: a reading may be a second old.
+/// Waits until the agent reports the process: a reading may be a second old.
 fn seen(agent: &Agent, gpu: u32, pid: u32) {
     let sees = |gpu: &Gpu| {
         let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
@@ -105,7 +105,7 @@ fn resets(host: &Host) -> usize {
 }
 
 #[test]
-fn one_file_for_several_parts_is_one_operation_and_exporting_it_is_identity() {
+fn file_for_several_parts_applies_at_once_and_round_trips() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"a30-24\"\n[[gpu]]\nmodel = \"l4\"\n");
     let agent = Agent::start(&host, "");
     assert_eq!(run(&agent, "assert", "by-part", &[]).0, 3);
@@ -135,9 +135,9 @@ fn one_file_for_several_parts_is_one_operation_and_exporting_it_is_identity() {
     assert!(again.plans.iter().all(|plan| plan.steps.is_empty()), "{again:?}");
 }
 
-/// mig-parted: a reset of one GPU hits all of them, and so does what makes room on one.
+/// mig-parted resets all GPUs when one is reset or emptied.
 #[test]
-fn a_change_of_one_gpu_leaves_the_others_and_what_runs_there() {
+fn change_of_one_gpu_keeps_others_and_their_processes() {
     let host = Host::up(A100S);
     let agent = Agent::start(&host, "");
     assert_eq!(run(&agent, "apply", "second", &[]).0, 0);
@@ -145,7 +145,7 @@ fn a_change_of_one_gpu_leaves_the_others_and_what_runs_there() {
     seen(&agent, 0, pid);
     let before = [truth(&host, 0), truth(&host, 2)];
     host.start_trace();
-    // GPU 1 becomes another, GPU 0 is as the file says: it is not touched.
+    // The file changes GPU 1. GPU 0 already has its layout, so it is not touched.
     let other = FILE.replace("\"7g.80gb\": 1", "\"1g.10gb\": 7");
     let output = gpushctl(&agent, &["mig", "apply", "--file", "-", "-c", "second"], &other);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -155,18 +155,18 @@ fn a_change_of_one_gpu_leaves_the_others_and_what_runs_there() {
     assert!(!calls.is_empty() && calls.iter().all(|call| call.gpu == Some(1) && call.rc == 0), "{calls:?}");
     assert_eq!(resets(&host), 0, "{calls:?}");
 
-    // What is in use where the file wants something else is named, and nothing is touched anywhere.
+    // If instances that must go are in use, the error names them, and no GPU is changed.
     let from = host.trace().len();
     let (status, said) = run(&agent, "apply", "all-1g.10gb", &[]);
     assert_eq!(status, 4, "{said}");
-    assert!(said.contains(&format!("pid {pid}")) && said.contains("no GPU was touched"), "{said}");
+    assert!(said.contains(&format!("pid {pid}")) && said.contains("no GPU was changed"), "{said}");
     assert_eq!(host.trace().len(), from, "{:?}", host.trace());
 }
 
-/// mig-parted: an unknown profile destroys everything and reports success; an index or a filter that
-/// means no GPU is success as well.
+/// mig-parted destroys everything for an unknown profile, and reports success; it also reports success for an
+/// index or a filter that matches no GPU.
 #[test]
-fn what_means_nothing_on_this_host_is_refused_and_changes_nothing() {
+fn entries_that_match_no_gpu_are_refused() {
     let host = Host::up(A100S);
     let agent = Agent::start(&host, "");
     assert_eq!(run(&agent, "apply", "second", &[]).0, 0);
@@ -195,9 +195,9 @@ fn what_means_nothing_on_this_host_is_refused_and_changes_nothing() {
     assert!(said.contains("stdin:4:7: this group has no `mig-enabled`"), "{said}");
 }
 
-/// mig-parted: a mode change on one GPU clears the others, and a reset hits all of them.
+/// mig-parted clears the other GPUs when the mode of one changes, and resets all of them.
 #[test]
-fn mig_mode_goes_off_on_the_gpus_of_the_label_and_no_other() {
+fn mig_is_disabled_only_on_gpus_of_the_label() {
     let host = Host::up(A100S);
     let agent = Agent::start(&host, "");
     assert_eq!(run(&agent, "apply", "second", &[]).0, 0);
@@ -217,9 +217,9 @@ fn mig_mode_goes_off_on_the_gpus_of_the_label_and_no_other() {
     assert_eq!(status, 0, "and on again: {said}");
 }
 
-/// mig-parted: restore panics when a GPU is gone.
+/// mig-parted panics on restore when a GPU is missing.
 #[test]
-fn a_gpu_that_is_gone_is_named_and_the_others_are_not_mistaken_for_it() {
+fn missing_gpu_is_named_and_not_confused_with_others() {
     let host = Host::up(A100S);
     let agent = Agent::start(&host, "");
     assert_eq!(run(&agent, "apply", "second", &[]).0, 0);
@@ -233,7 +233,7 @@ fn a_gpu_that_is_gone_is_named_and_the_others_are_not_mistaken_for_it() {
         std::thread::yield_now();
     }
     host.start_trace();
-    // The file that was saved names it; so does a list, and `all` means it too.
+    // The saved file names it, so does a list, and `all` includes it.
     let restored = gpushctl(&agent, &["mig", "apply", "--file", "-"], &saved);
     let said = String::from_utf8_lossy(&restored.stderr).into_owned();
     assert!(restored.status.code().is_some_and(|status| status != 0), "{said}");
@@ -244,17 +244,17 @@ fn a_gpu_that_is_gone_is_named_and_the_others_are_not_mistaken_for_it() {
     assert!(status != 0 && said.contains("not sure while GPU 0 is lost"), "{said}");
     assert_eq!(host.trace(), []);
     assert_eq!([truth(&host, 1), truth(&host, 2)], before);
-    // What is left is written down, and what is not is told.
+    // The export contains the remaining GPUs, and names the missing one.
     let exported = gpushctl(&agent, &["mig", "export"], "");
     assert!(String::from_utf8_lossy(&exported.stderr).contains("GPU 0 is left out"), "{exported:?}");
-    // The others can be named, and are changed alone.
+    // The other GPUs can be named, and change alone.
     let rest: Vec<String> =
         agent.gpus().into_iter().filter(|gpu| gpu.state == GpuState::Ready).map(|gpu| gpu.uuid).collect();
     let (status, said) = run(&agent, "apply", "all-1g.10gb", &["--gpu", &rest.join(",")]);
     assert_eq!(status, 0, "{said}");
     assert_eq!((truth(&host, 1).len(), truth(&host, 2).len()), (7, 7));
 
-    // An agent that never saw it has two GPUs, and the file's first is none of them.
+    // A new agent, which never saw it, has two GPUs, and neither is the file's first.
     agent.stop();
     let agent = Agent::start(&host, "");
     assert_eq!(agent.gpus().len(), 2);
@@ -263,17 +263,28 @@ fn a_gpu_that_is_gone_is_named_and_the_others_are_not_mistaken_for_it() {
 }
 
 #[test]
-fn a_request_for_each_gpu_is_checked_by_the_agent_itself() {
+fn agent_checks_requests_with_a_layout_per_gpu() {
     let host = Host::up(A100S);
     let agent = Agent::start(&host, "");
     host.start_trace();
-    let each = |layouts: serde_json::Value| serde_json::json!({ "layout": { "per_gpu": layouts } });
+    let each = |layouts: serde_json::Value| serde_json::json!({ "layout_source": { "per_gpu": layouts } });
     let cases = [
         (each(serde_json::json!([])), "no GPU is named"),
-        (each(serde_json::json!([{ "gpu": "0", "mig": true }, { "gpu": "0", "mig": true }])), "named twice"),
-        (each(serde_json::json!([{ "gpu": "all", "mig": true }])), "is not one GPU"),
-        (each(serde_json::json!([{ "gpu": "0", "mig": false, "layout": ["1g.10gb"] }])), "MIG mode off and MIG"),
-        (serde_json::json!({ "gpus": ["0"], "layout": { "per_gpu": [{ "gpu": "0", "mig": true }] } }), "chosen twice"),
+        (
+            each(
+                serde_json::json!([{ "selector": "0", "mig_enabled": true }, { "selector": "0", "mig_enabled": true }]),
+            ),
+            "named twice",
+        ),
+        (each(serde_json::json!([{ "selector": "all", "mig_enabled": true }])), "is not one GPU"),
+        (
+            each(serde_json::json!([{ "selector": "0", "mig_enabled": false, "layout": ["1g.10gb"] }])),
+            "cannot have MIG instances",
+        ),
+        (
+            serde_json::json!({ "selectors": ["0"], "layout_source": { "per_gpu": [{ "selector": "0", "mig_enabled": true }] } }),
+            "chosen twice",
+        ),
     ];
     for (body, says) in cases {
         let error = agent.begin_with(&body).expect_err(says);
@@ -281,9 +292,9 @@ fn a_request_for_each_gpu_is_checked_by_the_agent_itself() {
     }
     assert_eq!(host.trace(), []);
     let each = serde_json::json!([
-        { "gpu": "2", "mig": true, "layout": ["1g.10gb*7"] }, { "gpu": "0", "mig": true, "layout": ["3g.40gb@4"] },
+        { "selector": "2", "mig_enabled": true, "layout": ["1g.10gb*7"] }, { "selector": "0", "mig_enabled": true, "layout": ["3g.40gb@4"] },
     ]);
-    let begun = agent.begin_with(&serde_json::json!({ "layout": { "per_gpu": each } })).expect("it begins");
+    let begun = agent.begin_with(&serde_json::json!({ "layout_source": { "per_gpu": each } })).expect("it begins");
     let operation = agent.follow(begun);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(operation.plans.iter().map(|plan| plan.gpu).collect::<Vec<_>>(), [0, 2]);

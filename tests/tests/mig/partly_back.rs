@@ -1,5 +1,5 @@
-//! Going back when not all can go back: an instance that somebody came into, or that the driver
-//! would not let go, stays, and the rest of the previous layout stands again beside it.
+//! Partial rollback: an instance that a process has entered, or that the driver does not destroy, stays; the
+//! rest of the previous layout is restored around it.
 
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -8,12 +8,12 @@ use gpush_tests::{
 };
 
 const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
-/// Takes all of BEFORE down; the second GPU instance is created last but two.
+/// Destroys all of BEFORE; the second GPU instance is created last but two.
 const AFTER: &[&str] = &["3g.40gb@0", "2g.20gb@4"];
-/// Fails the second creation, and leaves time to do something before.
+/// Fails the second creation, and delays it, so that the test can act before.
 const FAILS: &str = "nvmlDeviceCreateGpuInstance* --gpu 0 --after 1 --times 1 --delay-ms 1500 --rc UNKNOWN";
 
-/// An apply from BEFORE to AFTER that fails after `meanwhile`.
+/// Runs an apply from BEFORE to AFTER that fails after `meanwhile`.
 fn fail_after(host: &Host, agent: &Agent, meanwhile: impl FnOnce()) -> Operation {
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     host.fault(FAILS);
@@ -29,7 +29,7 @@ fn fail_after(host: &Host, agent: &Agent, meanwhile: impl FnOnce()) -> Operation
 }
 
 #[test]
-fn what_a_process_has_entered_stays_and_the_rest_comes_back() {
+fn entered_instance_stays_and_rest_is_restored() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     let mut pid = 0;
@@ -42,25 +42,25 @@ fn what_a_process_has_entered_stays_and_the_rest_comes_back() {
     assert_eq!(gpu.state, GpuState::Degraded);
     let error = operation.error.as_ref().unwrap();
     for says in [
-        "the previous layout is back without 2g.20gb@0, 1g.10gb@2 and 1g.10gb@3",
+        "the previous layout was restored without 2g.20gb@0, 1g.10gb@2 and 1g.10gb@3",
         "3g.40gb@0 (GPU instance",
-        "is held by a process (`gpushctl gpu show 0` names it",
-        "2g.20gb@0 is not back: 3g.40gb@0 stands",
-        "1g.10gb@3 is not back: 3g.40gb@0 stands",
+        "is in use by a process (`gpushctl gpu show 0` names it",
+        "2g.20gb@0 was not restored: 3g.40gb@0 is",
+        "1g.10gb@3 was not restored: 3g.40gb@0 is",
     ] {
         let says_so = |all: &[String]| all.iter().any(|cause| cause.contains(says));
         assert!(says_so(&error.causes) && says_so(&gpu.reasons), "{says}: {error:?} {:?}", gpu.reasons);
     }
-    // Everybody reads operations, conditions and health; the log is root's.
+    // All users can read operations, conditions and health; the log is for root.
     let public = format!("{:?} {:?} {:?}", operation.error, operation.progress, gpu.reasons);
     assert!(!public.contains(&format!("pid {pid}")) && !public.contains("sleep"), "{public}");
-    assert!(!agent.get("/v1/health").json()["causes"].to_string().contains(&format!("pid {pid}")));
-    let text = "the previous layout is back without";
+    assert!(!agent.get("/v1/health").json()["errors"].to_string().contains(&format!("pid {pid}")));
+    let text = "the previous layout was restored without";
     let log = agent.wait_for_log(text);
     let line = log.lines().find(|line| line.contains(text)).unwrap();
-    assert!(line.contains("ERROR") && line.contains(&format!("is held by pid {pid} (")), "{line}");
-    assert!(!log.contains("is held by a process ("), "{log}");
-    // Once it has ended, the GPU is anybody's again.
+    assert!(line.contains("ERROR") && line.contains(&format!("is in use by pid {pid} (")), "{line}");
+    assert!(!log.contains("is in use by a process ("), "{log}");
+    // When the process has ended, the GPU can be changed again.
     host.end_process(pid);
     host.clear_faults();
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
@@ -68,7 +68,7 @@ fn what_a_process_has_entered_stays_and_the_rest_comes_back() {
 }
 
 #[test]
-fn nothing_is_destroyed_on_the_way_back_while_it_is_not_known_who_uses_it() {
+fn unknown_users_block_destruction_in_rollback() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     let operation = fail_after(&host, &agent, || {
@@ -80,14 +80,14 @@ fn nothing_is_destroyed_on_the_way_back_while_it_is_not_known_who_uses_it() {
     let destroyed: Vec<_> = host.trace().into_iter().filter(|call| call.function.contains("Destroy")).collect();
     assert_eq!(destroyed, []);
     let causes = operation.error.unwrap().causes;
-    assert!(causes.iter().any(|cause| cause.contains("may be in use, by whom is not known")), "{causes:?}");
+    assert!(causes.iter().any(|cause| cause.contains("may be in use by a process")), "{causes:?}");
     assert_eq!(agent.gpu(0).state, GpuState::Degraded);
     host.clear_faults();
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
 }
 
 #[test]
-fn a_way_back_that_learns_in_time_who_uses_the_gpu_goes_all_the_way() {
+fn rollback_completes_when_users_become_known_in_time() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     let operation = fail_after(&host, &agent, || {
@@ -99,7 +99,7 @@ fn a_way_back_that_learns_in_time_who_uses_the_gpu_goes_all_the_way() {
 }
 
 #[test]
-fn what_the_driver_does_not_let_go_stays_and_the_rest_comes_back() {
+fn undestroyable_instance_stays_and_rest_is_restored() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     let operation = fail_after(&host, &agent, || {
@@ -109,11 +109,11 @@ fn what_the_driver_does_not_let_go_stays_and_the_rest_comes_back() {
     assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
     assert_eq!(truth(&host, 0), ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     let causes = operation.error.unwrap().causes;
-    assert!(causes.iter().any(|cause| cause.contains("2g.20gb@0 is not back")), "{causes:?}");
+    assert!(causes.iter().any(|cause| cause.contains("2g.20gb@0 was not restored")), "{causes:?}");
 }
 
 #[test]
-fn mig_mode_stays_on_where_a_process_has_entered_a_new_instance() {
+fn mig_stays_on_if_process_entered_new_instance() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
     let agent = Agent::start(&host, "");
     host.fault(FAILS);

@@ -1,4 +1,4 @@
-//! What mig-parted v0.15.0 was seen to do wrong on a simulated A100, done right.
+//! Faults of mig-parted v0.15.0, observed on a simulated A100, that gpush must not have.
 
 use gpush_api::{Code, OperationState};
 use gpush_tests::{
@@ -6,9 +6,9 @@ use gpush_tests::{
     host::Host,
 };
 
-/// Its fault 1: idle instances were destroyed before the busy one made the change fail.
+/// Fault 1: mig-parted destroyed idle instances before the busy one made the change fail.
 #[test]
-fn a_busy_instance_stays_and_costs_no_idle_one_when_the_new_layout_is_impossible() {
+fn impossible_layout_destroys_no_idle_instance() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "2g.20gb", "1g.10gb"]).state, OperationState::Done);
@@ -24,21 +24,21 @@ fn a_busy_instance_stays_and_costs_no_idle_one_when_the_new_layout_is_impossible
     assert_eq!(truth(&host, 0), before);
     assert_eq!(host.trace(), [], "no driver call was tried");
 
-    // What fits beside it is done, and it stays.
+    // A layout that fits around the busy instance is applied, and the instance stays.
     let operation = agent.apply(&["0"], &["4g.40gb", "3g.40gb"]);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(operation.plans[0].keeps, [u32::try_from(gi).unwrap()]);
     assert_eq!(gi_at(&host, 0, 4), gi);
     assert!(host.trace().iter().all(|call| call.rc == 0 && !call.arguments.contains(&format!("gi={gi} "))));
 
-    // Idle again, it may go.
+    // When it is idle, it can be destroyed.
     host.end_process(pid);
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
 }
 
-/// Its fault 1 on several GPUs: one that can't be changed keeps all of the request from being touched.
+/// Fault 1 on several GPUs: if one GPU cannot be changed, no GPU of the request is touched.
 #[test]
-fn nothing_is_touched_on_any_gpu_unless_every_plan_stands() {
+fn one_impossible_plan_leaves_all_gpus_untouched() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["all"], &["3g.40gb@0", "1g.10gb@4"]).state, OperationState::Done);
@@ -51,15 +51,15 @@ fn nothing_is_touched_on_any_gpu_unless_every_plan_stands() {
     assert_eq!(host.trace(), []);
 }
 
-/// Its fault 2: a change on GPU 1 wiped GPU 0. Its fault 3: a reset hit all GPUs.
+/// Fault 2: a change on GPU 1 wiped GPU 0. Fault 3: a reset hit all GPUs.
 #[test]
-fn a_change_on_one_gpu_leaves_the_others_alone() {
+fn change_on_one_gpu_leaves_others_alone() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 4\nmig = false\n");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
     let before = truth(&host, 0);
     host.start_trace();
-    // A mode change with it.
+    // Together with a mode change.
     assert_eq!(agent.apply(&["1"], &["1g.10gb*7"]).state, OperationState::Done);
     assert_eq!(truth(&host, 0), before);
     assert_eq!(truth(&host, 2), ["MIG off"]);
@@ -67,9 +67,9 @@ fn a_change_on_one_gpu_leaves_the_others_alone() {
     assert!(!trace.is_empty() && trace.iter().all(|call| call.gpu == Some(1)), "{trace:?}");
 }
 
-/// Its fault 4: an unknown profile destroyed everything and was reported as success.
+/// Fault 4: an unknown profile destroyed everything and was reported as success.
 #[test]
-fn an_unknown_profile_changes_nothing_and_is_named_with_its_neighbours() {
+fn unknown_profile_changes_nothing_and_similar_are_named() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
@@ -82,12 +82,12 @@ fn an_unknown_profile_changes_nothing_and_is_named_with_its_neighbours() {
     assert_eq!(host.trace(), []);
 }
 
-/// Its fault 5: a GPU instance without a compute instance was invisible, and so never cleaned.
+/// Fault 5: mig-parted did not see a GPU instance without a compute instance, so it never removed it.
 #[test]
-fn a_gpu_instance_without_a_compute_instance_is_seen_completed_and_cleaned() {
+fn gpu_instance_without_ci_is_completed_or_removed() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
-    // The first step is made, the second fails, and so does taking the first one back.
+    // The first step succeeds, the second fails, and so does the rollback of the first.
     let leave_one = || {
         host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --rc UNKNOWN");
         host.fault("nvmlGpuInstanceDestroy --gpu 0 --rc UNKNOWN");
@@ -97,22 +97,22 @@ fn a_gpu_instance_without_a_compute_instance_is_seen_completed_and_cleaned() {
         let shown = agent.gpu(0).mig.unwrap().instances;
         assert!(shown.len() == 1 && shown[0].compute.is_empty(), "{shown:?}");
     };
-    // It is wanted: it is completed, not made anew.
+    // The layout contains it: it is completed, not created again.
     leave_one();
     host.start_trace();
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
     assert_eq!(truth(&host, 0), ["3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(host.trace().len(), 1, "{:?}", host.trace());
-    // It is not wanted: it goes.
+    // The layout does not contain it: it is destroyed.
     assert_eq!(agent.apply(&["0"], &["none"]).state, OperationState::Done);
     leave_one();
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 }
 
-/// Its fault 6: `devices: [9]` and garbage filters were ignored, with success.
+/// Fault 6: `devices: [9]` and invalid filters were ignored, with success.
 #[test]
-fn gpus_that_do_not_exist_and_garbage_are_refused() {
+fn unknown_gpus_and_invalid_filters_are_refused() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     host.start_trace();
@@ -134,17 +134,17 @@ fn gpus_that_do_not_exist_and_garbage_are_refused() {
         assert!(refused.hint.is_some(), "{refused:?}");
         tried += 1;
     }
-    // One good name does not save a bad one.
+    // A request with one valid and one unknown name is refused.
     assert_eq!(agent.begin(&["0", "9"], &["1g.6gb"]).unwrap_err().code, Code::NotFound);
     assert_eq!(host.trace(), []);
     println!("{tried} selectors refused");
 }
 
-/// Its fault 7: a profile index that it did not know was fatal.
+/// Fault 7: a profile index that mig-parted did not know was fatal.
 #[test]
-fn a_profile_index_that_only_the_driver_knows_is_skipped() {
+fn profile_index_unknown_to_gpush_is_skipped() {
     let host = Host::up("dgx-a100");
-    // Asking for some of them fails, as on a driver that knows more or less than we do.
+    // Queries for some profiles fail, as on a driver that knows more or fewer profiles than gpush.
     host.fault("nvmlDeviceGetGpuInstanceProfileInfo* --gpu 0 --times 6 --rc INVALID_ARGUMENT");
     let agent = Agent::start(&host, "");
     let profiles = |gpu| agent.gpu(gpu).mig.unwrap().profiles;

@@ -1,4 +1,4 @@
-//! Plans tell the truth of the moment they are asked for, on the host and offline.
+//! Plans describe the present moment, on the host and offline.
 
 use gpush_api::{Code, GpuPlan, GpuState, Operation, OperationState, Plans};
 use gpush_tests::{
@@ -8,14 +8,14 @@ use gpush_tests::{
 use serde_json::json;
 
 fn plans(agent: &Agent, gpus: &[&str], entries: &[&str]) -> Vec<GpuPlan> {
-    let body = json!({ "gpus": gpus, "layout": { "entries": entries } });
+    let body = json!({ "selectors": gpus, "layout_source": { "entries": entries } });
     let answer = agent.post("/v1/mig/plan", &body);
     serde_json::from_value::<Plans>(answer.json()).expect("an answer with plans").plans
 }
 
-/// A process that came a moment ago is in the way at once, not when a cached reading has aged.
+/// A process that started a moment ago blocks a plan at once, not after a cached reading has aged.
 #[test]
-fn a_plan_knows_a_process_that_came_a_moment_ago() {
+fn plan_includes_process_started_a_moment_ago() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["2g.12gb@0"]).state, OperationState::Done);
@@ -29,9 +29,9 @@ fn a_plan_knows_a_process_that_came_a_moment_ago() {
     }
 }
 
-/// A GPU whose reading hangs has an error in place of steps; the others have their plans.
+/// A GPU whose reading hangs has an error instead of steps; the others have their plans.
 #[test]
-fn a_gpu_that_cannot_be_read_has_no_plan_and_costs_the_others_nothing() {
+fn unreadable_gpu_has_no_plan_and_others_do() {
     let host = Host::up("a30x4");
     let agent = Setup::on(&host).config("[driver]\nread_ms = 300\n").start();
     agent.settle_reads();
@@ -50,10 +50,10 @@ fn a_gpu_that_cannot_be_read_has_no_plan_and_costs_the_others_nothing() {
     host.clear_faults();
 }
 
-/// In the middle of a change a plan says whose it is, as an apply does, and waits for no step; what
-/// is shown of the GPU is not shown as what stands now.
+/// During a change, a plan names the operation that has claimed the GPU, as an apply does, and waits for no
+/// step. The GPU's old instances are not shown as present.
 #[test]
-fn a_gpu_in_the_middle_of_a_change_is_not_planned_on_nor_shown_as_it_was() {
+fn plan_during_change_names_operation_and_hides_old_layout() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["2g.12gb*2"]).state, OperationState::Done);
@@ -63,7 +63,7 @@ fn a_gpu_in_the_middle_of_a_change_is_not_planned_on_nor_shown_as_it_was() {
         let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
         operation = serde_json::from_value(agent.get(&path).json()).unwrap();
     }
-    // Both instances are gone, and the first new one takes its time.
+    // Both instances are destroyed, and the first new one takes a while.
     let (gpu, plan) = (agent.gpu(0), plans(&agent, &["0"], &["none"]).remove(0));
     let refused = agent.begin(&["0"], &["none"]).unwrap_err();
     let now: Operation = serde_json::from_value(agent.get(&format!("/v1/operations/{}", operation.id)).json()).unwrap();
@@ -79,9 +79,9 @@ fn a_gpu_in_the_middle_of_a_change_is_not_planned_on_nor_shown_as_it_was() {
     assert!(plans(&agent, &["0"], &["1g.6gb"])[0].steps.is_empty());
 }
 
-/// A config checked against a preset means the GPUs that the same host has when it is simulated.
+/// A preset in an offline check of a config has the same GPUs as the simulated host of that name.
 #[test]
-fn an_offline_preset_is_the_host_that_is_simulated() {
+fn offline_preset_matches_simulated_host() {
     let mut compared = 0;
     for preset in gpush_geometry::PRESETS {
         let host = Host::up(preset.name);

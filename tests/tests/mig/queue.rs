@@ -1,4 +1,4 @@
-//! Operations that can't begin at once: refused, or in line, or waiting until instances are idle.
+//! Operations that cannot begin at once: refused, queued, or waiting until instances are idle.
 //!
 //! Helpers outside `#[test]` functions may panic too: that is how a test fails.
 #![allow(clippy::unwrap_used)]
@@ -13,23 +13,23 @@ use gpush_tests::{
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-/// Asks for a layout of GPUs, to wait for so long.
+/// Requests a layout for GPUs and waits for at most `seconds`.
 fn wait_for(agent: &Agent, gpus: &[&str], entries: &[&str], seconds: u64) -> Operation {
-    agent.begin_with(&json!({"gpus": gpus, "layout": {"entries": entries}, "wait_s": seconds})).unwrap()
+    agent.begin_with(&json!({"selectors": gpus, "layout_source": {"entries": entries}, "wait_s": seconds})).unwrap()
 }
 
 fn is_waiting(operation: &Operation) -> bool {
     operation.state == OperationState::Waiting && !operation.waits_for.is_empty()
 }
 
-/// A GPU with one instance, and a process in it.
+/// Creates one instance on GPU 0 and starts a process in it. Returns the pid.
 fn in_use(host: &Host, agent: &Agent) -> u32 {
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
     host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", gi_at(host, 0, 4)))
 }
 
 #[test]
-fn two_at_once_on_one_gpu_are_refused_or_stand_in_line_in_order() {
+fn second_operation_on_gpu_is_refused_or_queued_in_order() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
@@ -40,7 +40,7 @@ fn two_at_once_on_one_gpu_are_refused_or_stand_in_line_in_order() {
     let second = wait_for(&agent, &["0", "1"], &["1g.10gb*7"], 60);
     assert_eq!(second.state, OperationState::Queued);
     let third = wait_for(&agent, &["0"], &["3g.40gb"], 60);
-    // Who wants neither is not held up.
+    // An operation on neither of these GPUs is not delayed.
     assert_eq!(agent.apply(&["2"], &["7g.80gb"]).state, OperationState::Done);
     let ended: Vec<Operation> = [first, second, third].map(|one| agent.follow(one)).into();
     assert!(ended.iter().all(|one| one.state == OperationState::Done), "{ended:?}");
@@ -50,7 +50,7 @@ fn two_at_once_on_one_gpu_are_refused_or_stand_in_line_in_order() {
 }
 
 #[test]
-fn one_that_waits_begins_by_itself_when_the_instance_is_idle() {
+fn waiting_operation_begins_when_instance_is_idle() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     let pid = in_use(&host, &agent);
@@ -60,22 +60,22 @@ fn one_that_waits_begins_by_itself_when_the_instance_is_idle() {
     assert!(!operation.begun && !operation.waits_for.is_empty(), "{operation:?}");
     let reasons = operation.waits_for.join("; ");
     assert!(!reasons.contains(&pid.to_string()), "every user may read it: {reasons}");
-    // It holds nothing meanwhile: what is in nobody's way goes on.
+    // A waiting operation claims nothing: changes that do not block it are still possible.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);
     host.end_process(pid);
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
-    // What it waited for is over, as the agent remembers it and as the journal has it.
+    // The reason for waiting is gone, both in the agent's memory and in the journal.
     for told in [&operation, &agent.operation(&operation.id)] {
         assert!(told.begun && told.waits_for.is_empty() && told.notes[0].starts_with("it waited: "), "{told:?}");
     }
-    // What it did is what it shows: planned anew when it began.
+    // Its progress shows the new plan, made when it began.
     assert!(operation.progress[0].done > 0 && operation.progress[0].done == operation.progress[0].total);
 }
 
 #[test]
-fn one_that_waits_ends_when_it_is_cancelled_or_its_time_is_over() {
+fn waiting_operation_ends_on_cancel_or_timeout() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     let pid = in_use(&host, &agent);
@@ -86,10 +86,10 @@ fn one_that_waits_ends_when_it_is_cancelled_or_its_time_is_over() {
     assert_eq!(agent.cancel(&waiting.id).status, 202);
     let (state, error) = outcome(agent.follow(waiting.clone()));
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
-    assert_eq!(error.outcome.as_deref(), Some("nothing of it was done"));
-    // The journal says so too, which answers from now on.
+    assert_eq!(error.outcome.as_deref(), Some("nothing was changed"));
+    // The journal, which answers from now on, says so too.
     let recorded = agent.operation(&waiting.id).error.unwrap();
-    assert_eq!(recorded.outcome.as_deref(), Some("nothing of it was done"));
+    assert_eq!(recorded.outcome.as_deref(), Some("nothing was changed"));
     let again = agent.cancel(&waiting.id);
     assert_eq!((again.status, again.error().code), (409, Code::Conflict));
 
@@ -98,7 +98,7 @@ fn one_that_waits_ends_when_it_is_cancelled_or_its_time_is_over() {
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::TimedOut), "{error:?}");
     assert!(begun.elapsed() >= Duration::from_secs(1) && error.message.contains("within 1 s"), "{error:?}");
 
-    // In line behind another one.
+    // Queued behind another one.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --times 1 --delay-ms 1500");
     let first = agent.begin(&["1"], &["7g.80gb"]).unwrap();
     let queued = wait_for(&agent, &["1"], &["1g.10gb"], 3600);
@@ -107,18 +107,19 @@ fn one_that_waits_ends_when_it_is_cancelled_or_its_time_is_over() {
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
     assert!(!agent.operation(&first.id).state.is_final(), "it did not wait for the other one");
     assert_eq!(agent.follow(first).state, OperationState::Done);
-    // Nor does its place in line hold up anybody.
+    // Its place in the queue delays no other operation.
     assert_eq!(agent.apply(&["1"], &["1g.10gb*2"]).state, OperationState::Done);
 
-    // What can never be is not waited for.
-    let refused = agent.begin_with(&json!({"gpus": ["0"], "layout": {"entries": ["9g.80gb"]}, "wait_s": 60}));
+    // An impossible layout is refused at once.
+    let refused =
+        agent.begin_with(&json!({"selectors": ["0"], "layout_source": {"entries": ["9g.80gb"]}, "wait_s": 60}));
     assert_eq!(refused.unwrap_err().code, Code::UnknownProfile);
     assert_eq!(truth(&host, 0), before);
     host.end_process(pid);
 }
 
 #[test]
-fn one_that_waits_outlives_the_agent() {
+fn waiting_operation_survives_restart() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     let pid = in_use(&host, &agent);
@@ -148,12 +149,12 @@ fn one_that_waits_outlives_the_agent() {
 }
 
 #[test]
-fn who_is_told_that_it_is_cancelled_is_told_the_truth_though_the_agent_dies() {
+fn reported_cancellation_is_true_after_agent_dies() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     let pid = in_use(&host, &agent);
     let before = truth(&host, 0);
-    // Not begun: it has ended on record when the answer comes.
+    // Not begun: the operation has ended on record when the answer arrives.
     let waiting = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
     assert_eq!(agent.cancel(&waiting.id).status, 202);
     agent.kill();
@@ -161,7 +162,7 @@ fn who_is_told_that_it_is_cancelled_is_told_the_truth_though_the_agent_dies() {
     let ended = agent.operation(&waiting.id);
     assert_eq!((ended.state, ended.error.unwrap().code), (OperationState::RolledBack, Code::Cancelled));
     host.end_process(pid);
-    // Begun: the next agent takes it back, though all of it could be carried on.
+    // Begun: the next agent rolls it back, although it could finish it.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 5000");
     let running = agent.begin(&["0"], &["3g.40gb@4", "1g.10gb*4"]).unwrap();
     let answer = agent.cancel(&running.id);
@@ -175,7 +176,7 @@ fn who_is_told_that_it_is_cancelled_is_told_the_truth_though_the_agent_dies() {
 }
 
 #[test]
-fn cancelled_at_each_step_it_ends_as_before_or_as_wanted_and_says_which() {
+fn cancel_at_each_step_ends_in_previous_or_target_layout() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     let (before, wanted) = (["3g.40gb@4", "2g.20gb@0"], ["1g.10gb*4", "2g.20gb@4"]);
@@ -189,7 +190,7 @@ fn cancelled_at_each_step_it_ends_as_before_or_as_wanted_and_says_which() {
     ];
     let (mut cancelled, mut points, mut step) = (0, 0, 0);
     loop {
-        // Each call of the way forward is slow, so that a step is under way when it is cancelled.
+        // Each call of the way forward is slow, so that the cancellation arrives during a step.
         for call in calls {
             host.fault(&format!("{call} --gpu 0 --delay-ms 100"));
         }
@@ -224,13 +225,13 @@ fn cancelled_at_each_step_it_ends_as_before_or_as_wanted_and_says_which() {
 }
 
 #[test]
-fn a_request_that_is_sent_again_is_answered_and_not_done_again() {
+fn repeated_request_is_answered_and_not_repeated() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();
     let headers = "content-type: application/json\r\nidempotency-key: k-1\r\n";
-    let wanted = |entries: &str| json!({"gpus": ["0"], "layout": {"entries": [entries]}}).to_string();
-    // Twice at once, while the GPU is being read: both hear of one operation.
+    let wanted = |entries: &str| json!({"selectors": ["0"], "layout_source": {"entries": [entries]}}).to_string();
+    // Twice at once, while the GPU is being read: both answers name one operation.
     host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --times 1 --delay-ms 300");
     let ask = |agent: &Agent| agent.request("POST", "/v1/mig/apply", headers, wanted("7g.80gb").as_bytes());
     let answers: Vec<_> = std::thread::scope(|scope| {
@@ -243,7 +244,7 @@ fn a_request_that_is_sent_again_is_answered_and_not_done_again() {
     assert_eq!(ids.into_iter().collect::<Vec<_>>(), ["op-1"]);
     let first = agent.follow(agent.operation("op-1"));
     assert_eq!(first.state, OperationState::Done);
-    // The agent after this one knows it too, and what was another request is refused.
+    // The next agent knows it too, and still refuses the other request with this key.
     for _ in 0..2 {
         agent.kill();
         agent = Agent::start(&host, "");
@@ -265,7 +266,7 @@ fn a_request_that_is_sent_again_is_answered_and_not_done_again() {
 }
 
 #[test]
-fn a_state_is_changed_once_under_one_key_however_many_ask_at_once() {
+fn concurrent_requests_with_one_key_change_once() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     agent.settle_reads();
@@ -289,7 +290,7 @@ fn a_state_is_changed_once_under_one_key_however_many_ask_at_once() {
     };
     at_once("/v1/gpus/2/cordon", "k-3", &|| {});
     assert_eq!(recorded("gpu.cordon"), 1);
-    // Whoever is told that the host is in maintenance may rely on it, though a worker hung at first.
+    // A client may rely on the answer that the host is in maintenance, even after a hung worker.
     host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --hang");
     agent.until("a reading that hangs", || agent.gpu(0).stale.then_some(()));
     let no_handle_is_open = || {

@@ -1,5 +1,5 @@
-//! What the next agent makes of an operation when the world has changed since: another boot, another
-//! config, no driver, a lost GPU, a process where there was none.
+//! Recovery of an operation when its environment has changed: another boot, another config, no driver, a lost
+//! GPU, a new process.
 
 use gpush_api::{GpuState, OperationState};
 use gpush_tests::{
@@ -12,11 +12,11 @@ use serde_json::json;
 const CONFIG: &str = "[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"2g.20gb\", \"1g.10gb\"]\n";
 const BEFORE: &[&str] = &["3g.40gb@4", "2g.20gb@0"];
 
-/// Begins a change of GPU 0 that the agent dies of, and waits until it has; the operation's id. The
-/// agent may have died before it could tell.
+/// Begins a change of GPU 0 that kills the agent, and waits for that. Returns the operation's id; the agent may
+/// have died before it answered.
 fn begin(agent: &mut Agent, entries: &[&str]) -> String {
     let listed = agent.get("/v1/operations?limit=200").json();
-    let body = json!({ "gpus": ["0"], "layout": { "entries": entries } }).to_string();
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": entries } }).to_string();
     let _told = agent.try_raw(
         format!(
             "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json\r\n\
@@ -29,8 +29,8 @@ fn begin(agent: &mut Agent, entries: &[&str]) -> String {
     format!("op-{}", listed.as_array().expect("a list").len() + 1)
 }
 
-/// An agent with this config that was killed in the middle of an apply from `BEFORE` to a 4g.40gb
-/// and a 3g.40gb at 4, once the 2g.20gb was gone; the operation's id.
+/// Starts an agent with this config and kills it during an apply from `BEFORE` to a 4g.40gb and a 3g.40gb at 4,
+/// after the 2g.20gb was destroyed. Returns the operation's id.
 fn killed_half_way(host: &Host, config: &str) -> String {
     let mut agent = Agent::start(host, config);
     agent.until("layout at start", || {
@@ -45,7 +45,7 @@ fn killed_half_way(host: &Host, config: &str) -> String {
 }
 
 #[test]
-fn after_a_reboot_it_has_failed_and_the_gpu_gets_its_layout_of_the_boot() {
+fn operation_fails_after_reboot_and_boot_layout_is_applied() {
     let host = Host::up("dgx-a100");
     let id = killed_half_way(&host, CONFIG);
     host.sim::<&str>("reboot", &[]);
@@ -61,10 +61,10 @@ fn after_a_reboot_it_has_failed_and_the_gpu_gets_its_layout_of_the_boot() {
 }
 
 #[test]
-fn on_the_same_boot_it_is_carried_on_and_no_layout_of_the_boot_undoes_it() {
+fn operation_resumes_on_same_boot_and_layout_stays() {
     let host = Host::up("dgx-a100");
     let id = killed_half_way(&host, CONFIG);
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
     assert!(ended.notes[0].contains("gpushd ended while it was running"), "{:?}", ended.notes);
@@ -72,15 +72,14 @@ fn on_the_same_boot_it_is_carried_on_and_no_layout_of_the_boot_undoes_it() {
     assert_eq!(truth(&host, 0).len(), 2);
 }
 
-/// Which of two operations on a GPU had ended is told by which of them began later, not by which was
-/// asked for first.
+/// Of two operations on a GPU, the one that began later also ended later, whichever was requested first.
 #[test]
-fn one_that_stood_in_line_is_carried_on_although_a_later_one_has_ended() {
+fn queued_operation_resumes_though_later_one_ended() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", gi_at(&host, 0, 4)));
-    let body = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let waiting = agent.follow_until(waiting, |operation| operation.state == OperationState::Waiting);
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);
@@ -96,13 +95,13 @@ fn one_that_stood_in_line_is_carried_on_although_a_later_one_has_ended() {
 }
 
 #[test]
-fn why_it_went_back_is_known_after_a_restart_too() {
+fn reason_of_rollback_survives_restart() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     let before = truth(&host, 0);
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
-    // The way forward creates no compute instance before that; the way back is cut off at its first.
+    // Before that, the way forward creates no compute instance; the rollback is interrupted at its first one.
     host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -116,7 +115,7 @@ fn why_it_went_back_is_known_after_a_restart_too() {
     assert!(error.causes.iter().any(|cause| cause.contains("gpushd ended")), "{error:?}");
 }
 
-/// Makes a GPU instance on GPU 0 past the agent, as an administrator does by hand.
+/// Creates a GPU instance on GPU 0 outside the agent, as an administrator does with nvidia-smi.
 fn make_by_hand(host: &Host, profile: &str, start: u8) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
@@ -132,11 +131,11 @@ fn make_by_hand(host: &Host, profile: &str, start: u8) {
 }
 
 #[test]
-fn what_somebody_else_has_made_since_is_left_alone() {
+fn foreign_instances_are_kept_by_recovery() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "3g.40gb@4"]).state, OperationState::Done);
-    // Killed once both are gone.
+    // Killed once both are destroyed.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -147,39 +146,39 @@ fn what_somebody_else_has_made_since_is_left_alone() {
     let agent = Agent::start(&host, "");
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}\n{}", agent.log());
-    // The half of the previous layout that is not in its way is back beside it.
+    // The part of the previous layout that does not overlap with it is restored.
     assert_eq!(truth(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(gi_at(&host, 0, 0), theirs);
     assert!(host.trace().iter().all(|call| !call.function.contains("Destroy")), "{:?}", host.trace());
     let error = ended.error.expect("a reason");
-    assert!(error.message.contains("was changed by somebody else"), "{error:?}");
+    assert!(error.message.contains("was changed by another program"), "{error:?}");
     for says in [
         "2g.20gb@0 (GPU instance",
-        "stood neither before the operation nor was it to be made",
-        "stays: somebody else has made it meanwhile",
+        "did not exist before the operation, and the operation did not create it",
+        "remains: another program created it in the meantime",
         "3g.40gb@0 is not back: 2g.20gb@0",
     ] {
         assert!(error.causes.iter().any(|cause| cause.contains(says)), "{says}: {error:?}");
     }
     assert_eq!(agent.gpu(0).state, GpuState::Degraded);
-    // Who knows what stands there may go on.
+    // A request that accounts for the foreign instance is accepted.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
 }
 
 #[test]
-fn it_keeps_what_it_was_begun_with_whatever_the_config_says_by_now() {
+fn recovery_keeps_plan_after_config_change() {
     let host = Host::up("dgx-a100");
     let id = killed_half_way(&host, "");
     let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
     assert_eq!(truth(&host, 0), ["4g.40gb@0[4g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
-    // From now on it is the config's.
+    // From now on the GPU follows the new config.
     assert!(agent.begin(&["0"], &["none"]).is_err());
 }
 
 #[test]
-fn without_a_driver_it_waits_and_says_so() {
+fn recovery_without_driver_waits_and_is_reported() {
     let host = Host::up("dgx-a100");
     let id = killed_half_way(&host, "");
     host.fault("nvmlInit* --rc DRIVER_NOT_LOADED");
@@ -188,7 +187,7 @@ fn without_a_driver_it_waits_and_says_so() {
         Some(agent.operation(&id)).filter(|operation| operation.state == OperationState::Interrupted)
     });
     assert!(shown.ended_at.is_none());
-    // A stop does not wait for what can't go on, and forgets nothing.
+    // A stop does not wait for an operation that cannot continue, and keeps it on record.
     agent.stop();
     let agent = Agent::start(&host, "");
     host.clear_faults();
@@ -197,7 +196,7 @@ fn without_a_driver_it_waits_and_says_so() {
 }
 
 #[test]
-fn a_gpu_that_is_gone_by_then_is_named() {
+fn gpu_missing_at_recovery_is_named() {
     let host = Host::up("dgx-a100");
     let id = killed_half_way(&host, "");
     host.fault("nvmlDeviceGetMigMode --gpu 0 --mutate lose --times 1");
@@ -206,16 +205,16 @@ fn a_gpu_that_is_gone_by_then_is_named() {
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}");
     let error = ended.error.expect("a reason");
     assert!(error.causes.iter().any(|cause| cause.contains("GPU 0 (GPU-") && cause.contains("is lost")), "{error:?}");
-    // The others are anybody's.
+    // The other GPUs can be changed.
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
 }
 
 #[test]
-fn a_process_that_came_into_what_was_to_go_keeps_it() {
+fn recovery_keeps_instance_entered_by_process() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    // Killed once the 2g.20gb is gone; the 3g.40gb was to go as well.
+    // Killed once the 2g.20gb is destroyed; the 3g.40gb was next.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --times 1 --kill after --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -223,9 +222,9 @@ fn a_process_that_came_into_what_was_to_go_keeps_it() {
     assert_eq!(left.len(), 1, "{left:?}");
     let start: u64 = if left[0].starts_with("3g") { 4 } else { 0 };
     let gi = gi_at(&host, 0, start);
-    // What stands has no compute instance any more if it was destroyed already.
+    // It has no compute instance if that was destroyed already.
     if left[0].contains("[]") {
-        println!("the other instance had lost its compute instance: nobody can come into it");
+        println!("the other instance had lost its compute instance: no process can enter it");
         return;
     }
     let pid = host.process(&format!("--gpu 0 --gi {gi} --ci 0"));

@@ -1,5 +1,4 @@
-//! Bad input and bad surroundings: a clear error that names the object and the way out, and nothing
-//! changed.
+//! Invalid input and broken environments: the error names the object and the remedy, and nothing changes.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
@@ -9,7 +8,7 @@ use gpush_tests::{
 use serde_json::json;
 
 #[test]
-fn layouts_that_cannot_be_are_refused_with_the_smallest_reason() {
+fn impossible_layouts_are_refused_with_smallest_reason() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
@@ -39,7 +38,7 @@ fn layouts_that_cannot_be_are_refused_with_the_smallest_reason() {
         tried += 1;
     }
     assert_eq!(
-        agent.begin_with(&json!({"gpus": ["0"], "layout": {"named": "nope"}})).unwrap_err().code,
+        agent.begin_with(&json!({"selectors": ["0"], "layout_source": {"named": "nope"}})).unwrap_err().code,
         Code::NotFound
     );
     assert_eq!(truth(&host, 0), before);
@@ -48,7 +47,7 @@ fn layouts_that_cannot_be_are_refused_with_the_smallest_reason() {
 }
 
 #[test]
-fn parts_that_cannot_do_it_say_so() {
+fn parts_without_mig_refuse_layouts() {
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = false\n");
     let agent = Agent::start(&host, "");
     host.start_trace();
@@ -61,7 +60,7 @@ fn parts_that_cannot_do_it_say_so() {
 }
 
 #[test]
-fn configs_that_cannot_be_read_end_the_start_with_their_place() {
+fn invalid_config_stops_start_with_line_and_column() {
     let host = Host::up("a30x4");
     let mut tried = 0;
     for (config, says) in [
@@ -82,7 +81,7 @@ fn configs_that_cannot_be_read_end_the_start_with_their_place() {
 }
 
 #[test]
-fn a_wrong_config_at_reload_leaves_the_old_one_in_force() {
+fn invalid_config_at_reload_keeps_old_config() {
     let host = Host::up("a30x4");
     let mut agent = Agent::start(&host, "[layouts]\nsmall = [\"1g.6gb*4\"]\n");
     agent.write_config(b"[layouts]\nsmall = 7\n\xff");
@@ -91,7 +90,7 @@ fn a_wrong_config_at_reload_leaves_the_old_one_in_force() {
     let view = agent.get("/v1/config").json();
     assert_eq!(view["layouts"][0]["entries"], json!(["1g.6gb*4"]), "{view}");
     let health = agent.get("/v1/health").json();
-    assert_eq!(health["causes"][0]["code"], "config_invalid", "{health}");
+    assert_eq!(health["errors"][0]["code"], "config_invalid", "{health}");
     agent.write_config("[layouts]\nsmall = [\"1g.6gb*2\"]\n");
     agent.signal(nix::sys::signal::Signal::SIGHUP);
     agent.wait_for("STATUS=the config was read again");
@@ -100,7 +99,7 @@ fn a_wrong_config_at_reload_leaves_the_old_one_in_force() {
 }
 
 #[test]
-fn drivers_that_do_not_work_are_explained_and_the_agent_stays_up() {
+fn broken_driver_is_explained_and_agent_keeps_running() {
     let host = Host::up("a30x4");
     let mut tried = 0;
     for (code, says) in [
@@ -121,7 +120,7 @@ fn drivers_that_do_not_work_are_explained_and_the_agent_stays_up() {
         assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
         assert_eq!(agent.get("/v1/config").status, 200);
         host.clear_faults();
-        // It comes back by being asked.
+        // A request makes the agent try again.
         let mut tries = 0;
         while agent.get("/v1/gpus").status != 200 {
             tries += 1;
@@ -132,7 +131,7 @@ fn drivers_that_do_not_work_are_explained_and_the_agent_stays_up() {
         agent.stop();
         tried += 1;
     }
-    // A library that is not there, and one that is none.
+    // A library that does not exist, and a file that is not a library.
     for (library, says) in [("/nonexistent/libnvidia-ml.so.1", "--library"), ("/etc/passwd", "--library")] {
         let agent = Setup::on(&host).named(&format!("lib{tried}")).arg("--library").arg(library).start();
         let error = agent.get("/v1/gpus").error();
@@ -144,12 +143,12 @@ fn drivers_that_do_not_work_are_explained_and_the_agent_stays_up() {
 }
 
 #[test]
-fn a_host_without_gpus_is_well_and_refuses_by_name() {
+fn host_without_gpus_is_healthy_and_refuses_requests() {
     let host = Host::up("driver = \"550.163.01\"\n");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.gpus(), []);
     let health = agent.get("/v1/health").json();
-    assert_eq!((&health["status"], &health["gpus"]), (&json!("ok"), &json!(0)));
+    assert_eq!((&health["status"], &health["gpu_count"]), (&json!("ok"), &json!(0)));
     for gpus in [&["0"][..], &["all"], &[]] {
         let refused = agent.begin(gpus, &["1g.10gb"]).unwrap_err();
         assert_eq!(refused.code, Code::NotFound, "{refused:?}");
@@ -157,7 +156,7 @@ fn a_host_without_gpus_is_well_and_refuses_by_name() {
 }
 
 #[test]
-fn a_gpu_that_is_lost_is_shown_and_the_others_work() {
+fn lost_gpu_is_shown_and_others_work() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.gpus().len(), 8);
@@ -172,7 +171,7 @@ fn a_gpu_that_is_lost_is_shown_and_the_others_work() {
 }
 
 #[test]
-fn a_second_operation_on_the_same_gpu_is_told_which_one_has_it() {
+fn second_operation_on_gpu_names_the_running_one() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --hang");
@@ -180,7 +179,7 @@ fn a_second_operation_on_the_same_gpu_is_told_which_one_has_it() {
     let refused = agent.begin(&["1", "2"], &["3g.40gb"]).unwrap_err();
     assert_eq!((refused.code, refused.retryable), (Code::Conflict, true), "{refused:?}");
     assert!(refused.message.contains("operation op-1"), "{refused:?}");
-    // Others are free.
+    // Other GPUs can be changed.
     assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
     assert!(truth(&host, 0).is_empty());
     host.clear_faults();

@@ -1,5 +1,5 @@
-//! What becomes of a GPU when a driver call fails, dies or hangs in mid-apply: the target or the
-//! previous layout, said truly, or a named GPU that is neither.
+//! Driver calls that fail, die or hang during an apply: the GPU has the target or the previous layout, reported
+//! correctly, or it is named as degraded.
 
 use gpush_api::{Code, GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -10,11 +10,11 @@ use gpush_tests::{
 use crate::faults::fault_at;
 
 const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
-/// Keeps the 3g.40gb with other compute instances, and replaces all else.
+/// Keeps the 3g.40gb with other compute instances, and replaces everything else.
 const AFTER: &[&str] = &["1c.3g.40gb*2", "4g.40gb"];
 const CONFIG: &str = "[driver]\nchange_s = 1\nread_ms = 2000\n";
 
-/// The driver calls that change something, in one apply from BEFORE to AFTER.
+/// Returns the changing driver calls of one apply from BEFORE to AFTER.
 fn calls(host: &Host, agent: &Agent) -> Vec<Traced> {
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     host.start_trace();
@@ -22,7 +22,7 @@ fn calls(host: &Host, agent: &Agent) -> Vec<Traced> {
     host.trace()
 }
 
-/// What an operation says must be so.
+/// Compares the result of an operation with the hardware.
 fn check(host: &Host, agent: &Agent, operation: &Operation, before: &[String], after: &[String]) {
     let now = truth(host, 0);
     let gpu = agent.gpu(0);
@@ -47,7 +47,7 @@ fn check(host: &Host, agent: &Agent, operation: &Operation, before: &[String], a
 }
 
 #[test]
-fn a_failure_of_any_call_restores_the_previous_layout() {
+fn failure_of_any_call_restores_previous_layout() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     let calls = calls(&host, &agent);
@@ -59,7 +59,7 @@ fn a_failure_of_any_call_restores_the_previous_layout() {
     {
         assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
         let before = truth(&host, 0);
-        // One that is refused as in use is made once more in a fresh session.
+        // A call refused as in use is repeated once in a fresh session.
         let times = if *code == "IN_USE" { 2 } else { 1 };
         let rule = fault_at(&calls, k, &format!("--rc {code}"));
         host.fault(&rule.replace("--times 1", &format!("--times {times}")));
@@ -74,7 +74,7 @@ fn a_failure_of_any_call_restores_the_previous_layout() {
 }
 
 #[test]
-fn a_worker_killed_at_any_call_leaves_the_target_or_the_previous_layout() {
+fn worker_killed_at_any_call_leaves_target_or_previous_layout() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     let calls = calls(&host, &agent);
@@ -87,7 +87,7 @@ fn a_worker_killed_at_any_call_leaves_the_target_or_the_previous_layout() {
             host.fault(&fault_at(&calls, k, &format!("--kill {when}")));
             let operation = agent.apply(&["0"], AFTER);
             check(&host, &agent, &operation, &before, &after);
-            // A call that took effect before its worker died is a step taken.
+            // A call that took effect before its worker died counts as a completed step.
             let expected = if when == "after" { OperationState::Done } else { OperationState::RolledBack };
             assert_eq!(operation.state, expected, "killed {when} call {k}: {operation:?}");
             if operation.state == OperationState::Done {
@@ -113,7 +113,7 @@ fn a_worker_killed_at_any_call_leaves_the_target_or_the_previous_layout() {
 }
 
 #[test]
-fn a_call_that_hangs_is_given_up_and_judged_by_what_it_did() {
+fn hung_call_is_abandoned_and_judged_by_its_effect() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     let calls = calls(&host, &agent);
@@ -143,14 +143,14 @@ fn a_call_that_hangs_is_given_up_and_judged_by_what_it_did() {
     assert!(seen.contains(&GpuState::Unknown), "{seen:?}\n{}", agent.log());
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}");
     check(&host, &agent, &operation, &before, &after);
-    // By now the GPU is well, and the hint says nothing else.
+    // By now the GPU is ready, and the hint says so.
     let error = operation.error.unwrap();
     let hint = error.hint.unwrap();
     assert!(!hint.contains("unknown") && hint.contains("dmesg"), "{hint}");
     assert!(error.causes.iter().any(|cause| cause.contains("no effect")), "{:?}", error.causes);
     assert!(error.causes.iter().all(|cause| !cause.contains("may still take effect")), "{:?}", error.causes);
-    assert_eq!(error.outcome.as_deref(), Some("the previous layout stands again, read back"));
-    // Other GPUs were served meanwhile and are now.
+    assert_eq!(error.outcome.as_deref(), Some("the previous layout was restored and read back"));
+    // Other GPUs were available meanwhile, and still are.
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
 }
 
@@ -160,13 +160,13 @@ fn step(agent: &Agent, operation: &Operation) -> Operation {
 }
 
 #[test]
-fn a_slow_call_that_lands_late_is_a_step_taken() {
+fn late_call_counts_as_completed_step() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     let calls = calls(&host, &agent);
     let after = truth(&host, 0);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    // Past the deadline of 1 s, within the grace after it.
+    // Later than the deadline of 1 s, but within its grace period.
     host.fault(&fault_at(&calls, 2, "--delay-ms 1500"));
     let operation = agent.apply(&["0"], AFTER);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
@@ -174,7 +174,7 @@ fn a_slow_call_that_lands_late_is_a_step_taken() {
 }
 
 #[test]
-fn a_gpu_that_falls_off_the_bus_is_named_and_the_others_go_back() {
+fn lost_gpu_is_named_and_others_roll_back() {
     for k in [0, 4, 9] {
         let host = Host::up("dgx-a100");
         let agent = Agent::start(&host, CONFIG);
@@ -193,14 +193,14 @@ fn a_gpu_that_falls_off_the_bus_is_named_and_the_others_go_back() {
         let lost: Vec<_> = gpus.iter().filter(|gpu| gpu.state == GpuState::Lost).map(|gpu| &gpu.uuid).collect();
         assert_eq!(lost, [&operation.plans[0].uuid], "{gpus:?}");
         let health = agent.get("/v1/health").json();
-        assert_eq!(health["causes"][0]["code"], "gpu_lost", "{health}");
+        assert_eq!(health["errors"][0]["code"], "gpu_lost", "{health}");
         let refused = agent.begin(&[&operation.plans[0].uuid], AFTER).unwrap_err();
         assert_eq!(refused.code, Code::GpuLost, "{refused:?}");
     }
 }
 
 #[test]
-fn a_handle_that_nobody_lists_is_refused_with_the_way_to_its_holder() {
+fn unlisted_handle_is_refused_with_hint_to_its_holder() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
@@ -216,16 +216,16 @@ fn a_handle_that_nobody_lists_is_refused_with_the_way_to_its_holder() {
 }
 
 #[test]
-fn a_handle_that_our_own_session_keeps_is_in_nobodys_way() {
+fn own_session_handle_blocks_nothing() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
-    // In the way of what is created, once all is destroyed.
+    // It blocks the creation, after everything was destroyed.
     assert_eq!(agent.apply(&["0"], &["1g.10gb*7"]).state, OperationState::Done);
     host.fault("nvmlDeviceGetGpuInstanceById --mutate leak --times 1");
     let operation = agent.apply(&["0"], &["3g.40gb*2"]);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     host.clear_faults();
-    // In the way of a rollback.
+    // It blocks a rollback.
     let before = truth(&host, 0);
     host.fault("nvmlDeviceGetGpuInstanceById --mutate leak --times 1");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
@@ -233,11 +233,11 @@ fn a_handle_that_our_own_session_keeps_is_in_nobodys_way() {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0), before);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
-    agent.wait_for_log("once more in a fresh driver session");
+    agent.wait_for_log("trying again in a new driver session");
 }
 
 #[test]
-fn a_failing_gpu_takes_the_other_gpus_of_its_operation_back_with_it() {
+fn failing_gpu_rolls_back_whole_operation() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.apply(&["all"], BEFORE).state, OperationState::Done);
@@ -250,11 +250,11 @@ fn a_failing_gpu_takes_the_other_gpus_of_its_operation_back_with_it() {
 }
 
 #[test]
-fn a_gpu_whose_rollback_fails_too_is_degraded_until_a_change_succeeds() {
+fn failed_rollback_degrades_gpu_until_a_change_succeeds() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    // Every creation fails, those of the rollback too.
+    // Every creation fails, also in the rollback.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --rc UNKNOWN");
     let operation = agent.apply(&["0"], AFTER);
     assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
@@ -263,7 +263,7 @@ fn a_gpu_whose_rollback_fails_too_is_degraded_until_a_change_succeeds() {
     assert!(gpu.reasons.iter().any(|reason| reason.contains("failed")), "{:?}", gpu.reasons);
     assert_eq!(agent.gpu(1).state, GpuState::Ready);
     assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
-    // One that is rolled back, to what was degraded, mends nothing.
+    // A change that is rolled back to a degraded layout repairs nothing.
     let operation = agent.apply(&["0"], &["2g.20gb"]);
     assert_ne!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(agent.gpu(0).state, GpuState::Degraded, "{operation:?}");
@@ -274,7 +274,7 @@ fn a_gpu_whose_rollback_fails_too_is_degraded_until_a_change_succeeds() {
 }
 
 #[test]
-fn a_mode_that_does_not_come_into_force_is_taken_back() {
+fn mode_without_effect_is_rolled_back() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
     let agent = Agent::start(&host, CONFIG);
     // The driver returns success with an activation status: in use.
@@ -285,8 +285,8 @@ fn a_mode_that_does_not_come_into_force_is_taken_back() {
     assert!(error.message.contains("switching MIG mode on"), "{error:?}");
     assert_eq!(truth(&host, 0), ["MIG off"]);
     let mig = agent.gpu(0).mig.unwrap();
-    assert_eq!((mig.enabled, mig.pending), (false, false));
-    // On Hopper a busy GPU shows only at the first creation: then the mode goes off again too.
+    assert_eq!((mig.enabled, mig.pending_mode()), (false, false));
+    // On Hopper, a busy GPU shows only at the first creation: then MIG mode goes off again too.
     host.fault("nvmlDeviceCreateGpuInstance* --times 2 --rc IN_USE");
     let operation = agent.apply(&["0"], &["3g.40gb"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
@@ -295,7 +295,7 @@ fn a_mode_that_does_not_come_into_force_is_taken_back() {
 }
 
 #[test]
-fn a_gpu_that_needs_nothing_and_is_lost_at_its_read_back_is_named() {
+fn unchanged_gpu_lost_at_read_back_is_named() {
     let mut lost = 0;
     // Other readings count too, so the call at which the GPU must be lost differs from run to run.
     for after in (0..5).cycle().take(50) {
@@ -306,7 +306,7 @@ fn a_gpu_that_needs_nothing_and_is_lost_at_its_read_back_is_named() {
         let agent = Agent::start(&host, CONFIG);
         assert_eq!(agent.apply(&["1"], &["4g.24gb"]).state, OperationState::Done);
         host.fault(&format!("nvmlDeviceGetMigMode --gpu 1 --after {after} --times 1 --mutate lose"));
-        // Lost too early it is refused, too late it is done.
+        // If the GPU is lost too early, the operation is refused; too late, it is done.
         let Ok(operation) = agent.begin(&["0", "1"], &["4g.24gb"]) else { continue };
         let operation = agent.follow(operation);
         if operation.state == OperationState::Done {
@@ -321,12 +321,12 @@ fn a_gpu_that_needs_nothing_and_is_lost_at_its_read_back_is_named() {
     assert!(lost > 0);
 }
 
-/// An operation whose last step is done by a worker that dies of it, while the GPU can't be read.
+/// Runs an operation whose last step kills the worker, while the GPU cannot be read.
 fn outcome_unknown(host: &Host, agent: &Agent, when: &str) -> Operation {
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.apply(&["0"], &["none"]).state, OperationState::Done);
-    // The only compute instance of an empty GPU: its creation is all or nothing once the GPU
-    // instance stands; that one's creation is the first step.
+    // The only compute instance of an empty GPU. Creating its GPU instance is the first step; after that, the
+    // creation of the compute instance either took effect or did not.
     let function =
         if when == "after" { "nvmlGpuInstanceCreateComputeInstance*" } else { "nvmlDeviceCreateGpuInstance*" };
     host.fault(&format!("{function} --gpu 0 --times 1 --delay-ms 800 --kill {when}"));
@@ -341,7 +341,7 @@ fn outcome_unknown(host: &Host, agent: &Agent, when: &str) -> Operation {
 }
 
 #[test]
-fn a_gpu_whose_outcome_was_not_known_is_well_once_it_is_seen_to_be_good() {
+fn unknown_outcome_ends_when_layout_is_read_back() {
     for (when, stands) in [("after", "as planned"), ("before", "as before")] {
         let host = Host::up("dgx-a100");
         let agent = Agent::start(&host, CONFIG);
@@ -360,10 +360,10 @@ fn a_gpu_whose_outcome_was_not_known_is_well_once_it_is_seen_to_be_good() {
 }
 
 #[test]
-fn a_gpu_whose_outcome_was_not_known_and_is_neither_stays_degraded() {
+fn unknown_outcome_with_neither_layout_stays_degraded() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
-    // The first of two steps, done; the second was never made.
+    // The first of two steps took effect; the second was never called.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 800 --kill after");
     let mut operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     while operation.progress[0].doing.is_none() {
@@ -379,20 +379,20 @@ fn a_gpu_whose_outcome_was_not_known_and_is_neither_stays_degraded() {
 }
 
 #[test]
-fn a_gpu_that_needs_nothing_and_is_changed_by_others_is_named_and_left_to_them() {
+fn unchanged_gpu_altered_by_others_is_named_and_kept() {
     let mut changed = 0;
-    // Which reading is the last is not the same each time: others look at the GPU as well.
+    // Other readings occur too, so the last reading differs from run to run.
     for after in (0..18).map(|round| round % 6) {
         if changed > 0 && after == 0 {
             break;
         }
         let host = Host::up("a30x4");
         let agent = Agent::start(&host, "");
-        // Two agents on one host need a directory for MPS daemons each.
+        // Two agents on one host need separate directories for MPS daemons.
         let mps = host.scratch("other.mps").display().to_string();
         let other = Setup::on(&host).named("other").env("GPUSH_MPS_DIR", mps).start();
         assert_eq!(agent.apply(&["0"], &["4g.24gb"]).state, OperationState::Done);
-        // One of the readings takes its time. If it is the last, others come in between.
+        // One of the readings is slow. If it is the last, another agent changes the GPU during it.
         host.fault(&format!("nvmlDeviceGetMigMode --gpu 0 --after {after} --times 1 --delay-ms 1500"));
         let operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
         if operation.state.is_final() {
@@ -408,8 +408,8 @@ fn a_gpu_that_needs_nothing_and_is_changed_by_others_is_named_and_left_to_them()
         changed += 1;
         assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
         let error = operation.error.unwrap();
-        assert!(error.message.contains("somebody else has changed it"), "{error:?}");
-        assert!(error.causes.iter().any(|cause| cause.contains("left as it stands")), "{error:?}");
+        assert!(error.message.contains("another program has changed it"), "{error:?}");
+        assert!(error.causes.iter().any(|cause| cause.contains("left as it is")), "{error:?}");
         assert_eq!(error.outcome, None, "{error:?}");
         assert_eq!(agent.gpu(0).state, GpuState::Ready, "it is well, only other than was asked");
     }

@@ -1,4 +1,4 @@
-//! Layouts at start: a new boot, the same boot, a driver that comes later, drift.
+//! Layouts at start: on a new boot, on the same boot, with a driver that appears later, and with drift.
 
 use gpush_api::OperationState;
 use gpush_tests::{
@@ -23,7 +23,7 @@ fn applied(agent: &Agent, operations: usize) {
 }
 
 #[test]
-fn a_new_boot_gets_its_layouts_and_the_same_boot_is_left_alone() {
+fn new_boot_gets_layouts_and_same_boot_is_unchanged() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     applied(&agent, 2);
@@ -33,11 +33,11 @@ fn a_new_boot_gets_its_layouts_and_the_same_boot_is_left_alone() {
     assert!(truth(&host, 2).is_empty(), "no rule claims GPU 2");
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
 
-    // Somebody asks for something else; a restart on the same boot respects it and shows the drift.
+    // A user applies another layout; a restart on the same boot keeps it and reports the drift.
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     host.start_trace();
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     let gpus = agent.gpus();
     assert_eq!(gpus[0].rule.as_deref(), Some("training"));
     assert_eq!(gpus[0].drift, ["missing 3g.40gb, 2g.20gb, 1g.10gb*2", "extra 7g.80gb@0"]);
@@ -46,39 +46,39 @@ fn a_new_boot_gets_its_layouts_and_the_same_boot_is_left_alone() {
     assert_eq!(host.trace(), [], "a restart on the same boot made no change");
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 
-    // After a reboot nothing stands; the agent makes it anew.
+    // After a reboot no instance exists; the agent creates the layout again.
     host.sim::<&str>("reboot", &[]);
     assert!(truth(&host, 0).is_empty());
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     applied(&agent, 2);
     assert_eq!(truth(&host, 0).len(), 4);
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
 }
 
 #[test]
-fn a_killed_agent_starts_again_without_reshaping() {
+fn killed_agent_restarts_without_changing_layouts() {
     let host = Host::up("a30x4");
     let config = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"2g.12gb\", \"1g.6gb*2\"]\n";
     let agent = Agent::start(&host, config);
     applied(&agent, 4);
-    // The boot is recorded once the layouts are applied; killed before, it would apply them again.
+    // The boot is recorded after its layouts are applied; an agent killed before that applies them again.
     agent.wait_for_layouts_at_start();
     assert_eq!(agent.apply_once(&["0"], &["4g.24gb"]).state, OperationState::Done);
     agent.kill();
-    let agent = Agent::start(&host, config);
+    let agent = Agent::start_again(&host, config);
     let _ = agent.gpus();
     assert!(agent.settle().is_empty(), "{:?}", agent.settle());
     assert_eq!(truth(&host, 0), ["4g.24gb@0[4g.24gb@0]"]);
 }
 
 #[test]
-fn auto_reconcile_puts_drift_right_at_start() {
+fn auto_reconcile_repairs_drift_at_start() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     applied(&agent, 2);
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
-    let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
+    let agent = Agent::start_again(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     applied(&agent, 1);
     assert_eq!(truth(&host, 0).len(), 4);
     // And after a reload.
@@ -88,28 +88,28 @@ fn auto_reconcile_puts_drift_right_at_start() {
     assert_eq!(truth(&host, 1).len(), 4);
 }
 
-/// Waits for a cause in health that says this about a GPU.
+/// Waits for a cause in health that contains `says` about a GPU.
 fn told(agent: &Agent, gpu: u32, says: &str) -> Value {
     agent.until(says, || {
         let health = agent.get("/v1/health").json();
         let about = |cause: &&Value| cause["message"].as_str().is_some_and(|m| m.contains(&format!("GPU {gpu} (GPU-")));
-        let causes = health["causes"].as_array()?.clone();
+        let causes = health["errors"].as_array()?.clone();
         causes.iter().filter(about).find(|cause| cause.to_string().contains(says)).cloned()
     })
 }
 
-/// What is on record of the boot.
+/// Returns the record of the boot.
 fn record(agent: &Agent) -> Value {
     agent.get("/v1/health").json()["layouts_at_start"].clone()
 }
 
-/// The operations on a GPU.
+/// Returns the states of the operations on a GPU.
 fn on(agent: &Agent, gpu: u32) -> Vec<OperationState> {
     agent.settle().into_iter().filter(|op| op.plans[0].gpu == gpu).map(|op| op.state).collect()
 }
 
 #[test]
-fn one_gpu_that_cannot_have_its_layout_costs_no_other_and_is_not_tried_for_ever() {
+fn impossible_layout_affects_one_gpu_and_retries_end() {
     let host = Host::up("dgx-a100");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --rc INSUFFICIENT_RESOURCES");
     let agent = Agent::start(&host, CONFIG);
@@ -123,24 +123,24 @@ fn one_gpu_that_cannot_have_its_layout_costs_no_other_and_is_not_tried_for_ever(
     assert_eq!(on(&agent, 1), [OperationState::Done]);
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (0, 4));
     assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
-    // Mended by hand, it is well again.
+    // After an administrator repairs it, health is good.
     host.clear_faults();
-    let mended = agent.follow(agent.begin_with(&json!({ "gpus": ["0"] })).unwrap());
+    let mended = agent.follow(agent.begin_with(&json!({ "selectors": ["0"] })).unwrap());
     assert_eq!(mended.state, OperationState::Done);
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
-    // It had its verdict: a restart on this boot does not begin again.
+    // gpushd has given up on it: a restart on this boot does not try again.
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     let _ = agent.gpus();
     agent.stop();
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 }
 
 #[test]
-fn a_driver_error_that_passes_costs_no_gpu_its_layout() {
+fn transient_driver_error_delays_but_keeps_layouts() {
     for (fault, says) in [
-        // The apply fails and is rolled back; the worker dies in it; the GPU can't be read.
+        // The apply fails and is rolled back; the worker dies in it; the GPU cannot be read.
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 2 --rc UNKNOWN", "tried 1 of 6 times"),
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before", "tried 1 of 6 times"),
         ("nvmlDeviceGetMigMode --gpu 0 --times 3 --rc UNKNOWN", "looks again by itself"),
@@ -152,7 +152,7 @@ fn a_driver_error_that_passes_costs_no_gpu_its_layout() {
         agent.wait_for_layouts_at_start();
         assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4), "{fault}");
         assert_eq!(on(&agent, 0).last(), Some(&OperationState::Done), "{fault}");
-        // A worker that dies takes the other GPU's call with it.
+        // A worker that dies also aborts the other GPU's call.
         assert_eq!(on(&agent, 1).last(), Some(&OperationState::Done), "{fault}");
         let health = agent.get("/v1/health").json();
         assert_eq!(health["status"], "ok", "{fault}: {health}");
@@ -160,30 +160,30 @@ fn a_driver_error_that_passes_costs_no_gpu_its_layout() {
 }
 
 #[test]
-fn gpus_without_a_name_keep_the_boot_open_and_settled_ones_are_left_alone() {
+fn unidentified_gpus_get_layouts_after_restart() {
     let host = Host::up("dgx-a100");
     host.fault("nvmlDeviceGetUUID --gpu 1 --rc UNKNOWN");
     let agent = Agent::start(&host, CONFIG);
     agent.until("GPU 0 on record", || record(&agent)["settled"].as_array().filter(|s| !s.is_empty()).cloned());
     let health = agent.get("/v1/health").json();
-    assert!(health["causes"].to_string().contains("whether a layout is due on GPU 1"), "{health}");
+    assert!(health["errors"].to_string().contains("whether a layout is due on GPU 1"), "{health}");
     assert_eq!(truth(&host, 0).len(), 4);
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
-    // Started again on this boot, it goes on with the GPU that has a name now, and with no other.
+    // After another start on this boot, it continues with the GPU that now has an identity, and with no other.
     host.clear_faults();
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     agent.wait_for_layouts_at_start();
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     assert_eq!(truth(&host, 1).len(), 4);
     assert!(agent.settle().iter().all(|op| op.plans[0].gpu == 1), "{:?}", agent.settle());
-    assert_eq!(agent.get("/v1/health").json()["causes"], json!([]));
+    assert_eq!(agent.get("/v1/health").json()["errors"], json!([]));
 }
 
 #[test]
-fn a_stop_during_layouts_at_start_ends_what_was_begun_and_leaves_the_rest_to_the_next_start() {
+fn stop_during_start_layouts_leaves_rest_to_next_start() {
     let host = Host::up("dgx-a100");
-    // GPU 0 takes its time, GPU 1 can't be read.
+    // GPU 0 is slow, GPU 1 cannot be read.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
     host.fault("nvmlDeviceGetMigMode --gpu 1 --rc UNKNOWN");
     let mut agent = Agent::start(&host, CONFIG);
@@ -196,27 +196,27 @@ fn a_stop_during_layouts_at_start_ends_what_was_begun_and_leaves_the_rest_to_the
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 0));
     host.clear_faults();
     host.start_trace();
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     agent.wait_for_layouts_at_start();
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4));
     assert!(host.trace().iter().all(|call| call.gpu == Some(1)), "{:?}", host.trace());
 }
 
 #[test]
-fn a_stop_before_there_is_a_driver_leaves_all_layouts_to_the_next_start() {
+fn stop_without_driver_leaves_layouts_to_next_start() {
     let host = Host::up("dgx-a100");
     host.fault("nvmlInit* --rc DRIVER_NOT_LOADED");
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.get("/v1/gpus").status, 503);
     agent.stop();
     host.clear_faults();
-    let agent = Agent::start(&host, CONFIG);
+    let agent = Agent::start_again(&host, CONFIG);
     agent.wait_for_layouts_at_start();
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4));
 }
 
 #[test]
-fn a_driver_that_comes_after_the_agent_is_found_and_gets_its_layouts() {
+fn driver_loaded_after_start_gets_layouts() {
     let host = Host::up("dgx-a100");
     host.fault("nvmlInit* --rc DRIVER_NOT_LOADED");
     let agent = Agent::start(&host, CONFIG);
@@ -226,9 +226,9 @@ fn a_driver_that_comes_after_the_agent_is_found_and_gets_its_layouts() {
     assert_eq!(error.code, gpush_api::Code::DriverUnavailable, "{error:?}");
     assert!(error.hint.unwrap().contains("modprobe nvidia"));
     let health = agent.get("/v1/health").json();
-    assert_eq!((&health["status"], &health["gpus"]), (&json!("degraded"), &json!(0)), "{health}");
+    assert_eq!((&health["status"], &health["gpu_count"]), (&json!("degraded"), &json!(0)), "{health}");
     assert_eq!(agent.get("/v1/version").json()["agent"], env!("CARGO_PKG_VERSION"));
-    // It is said once, however often it is looked for.
+    // The log reports it once, however often the worker probes.
     agent.until("third look", || (agent.log().matches("driver worker started").count() >= 3).then_some(()));
     let log = agent.log();
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
@@ -240,17 +240,17 @@ fn a_driver_that_comes_after_the_agent_is_found_and_gets_its_layouts() {
 }
 
 #[test]
-fn a_boot_that_cannot_be_told_reshapes_nothing() {
+fn unknown_boot_id_changes_no_layout() {
     let host = Host::up("dgx-a100");
     let agent = Setup::on(&host).config(CONFIG).env("GPUSH_BOOT_ID_FILE", "/nonexistent").start();
     assert_eq!(agent.gpus()[0].drift.len(), 1);
     assert!(agent.settle().is_empty());
     let health = agent.get("/v1/health").json();
-    assert!(health["causes"][0]["message"].as_str().unwrap().contains("/nonexistent"), "{health}");
+    assert!(health["errors"][0]["message"].as_str().unwrap().contains("/nonexistent"), "{health}");
 }
 
 #[test]
-fn a_layout_blocked_at_start_tells_nobody_but_the_log_who_blocks_it() {
+fn blocker_of_start_layout_is_named_only_in_log() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["2g.12gb"]).state, OperationState::Done);
@@ -260,14 +260,14 @@ fn a_layout_blocked_at_start_tells_nobody_but_the_log_who_blocks_it() {
     let agent = Setup::on(&host).named("second").config(config).start();
     let health = agent.until("blocked layout", || {
         let health = agent.get("/v1/health").json();
-        (health["causes"][0]["code"] == "blocked").then(|| health.to_string())
+        (health["errors"][0]["code"] == "blocked").then(|| health.to_string())
     });
     assert!(!health.contains(&format!("{pid}")), "pid {pid} in {health}");
-    // The log is root's.
+    // The log is for root.
     agent.wait_for_log(&format!("is held by pid {pid} ("));
 }
 
-/// Two agents would adopt and end each other's daemons.
+/// Two agents on one directory would adopt and end each other's daemons.
 #[test]
 fn second_agent_on_the_same_mps_directory_is_refused() {
     let host = Host::up("a30x4");

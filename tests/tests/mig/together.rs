@@ -1,5 +1,5 @@
-//! Resets and whom else they concern: GPUs that are reset along, operations that wait for a reset of
-//! another, services that operations share.
+//! Resets that concern other GPUs, operations and services: GPUs that are reset together, operations that wait
+//! for a reset, services that several operations stop.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
@@ -15,7 +15,7 @@ const AMPERE: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
 const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
 
 #[test]
-fn gpus_that_are_reset_together_must_be_free_and_are_named() {
+fn reset_group_must_be_free_and_is_named() {
     let host = Host::up(AMPERE);
     let agent = Agent::start(&host, "[mode_change]\nreset_together = [\"0-1\"]\n");
     host.start_trace();
@@ -31,13 +31,14 @@ fn gpus_that_are_reset_together_must_be_free_and_are_named() {
 }
 
 #[test]
-fn on_nvswitches_a_gpu_is_reset_by_itself_only_while_a_fabric_manager_runs() {
+fn nvswitch_gpu_resets_alone_only_with_fabric_manager() {
     for runs in [true, false] {
         let host = Host::up(&format!("fabric_manager = {runs}\n{AMPERE}"));
         let agent = Agent::start(&host, "");
         let nvlink = agent.gpu(0).nvlink.expect("links");
         assert_eq!((nvlink.links, nvlink.switched, nvlink.peers.len()), (12, true, 0));
-        let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } })).json();
+        let plan =
+            agent.post("/v1/mig/plan", &json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT } })).json();
         assert_eq!(
             plan["plans"][0]["steps"][0]["reset"]["together"].as_array().map(Vec::len),
             Some(if runs { 0 } else { 2 })
@@ -60,11 +61,11 @@ fn on_nvswitches_a_gpu_is_reset_by_itself_only_while_a_fabric_manager_runs() {
 }
 
 #[test]
-fn a_group_that_is_reset_together_goes_back_together() {
+fn reset_group_rolls_back_together() {
     let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --after 6 --rc UNKNOWN");
-    // Longer than the attempts to go back take: no GPU waits for another.
+    // Longer than the rollback attempts take: no GPU waits for another.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --delay-ms 300");
     let operation = agent.apply(&["all"], &["1g.10gb*7"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
@@ -78,7 +79,7 @@ fn a_group_that_is_reset_together_goes_back_together() {
 }
 
 #[test]
-fn a_group_whose_reset_fails_once_on_the_way_back_is_back_all_the_same() {
+fn reset_failing_once_in_rollback_is_retried() {
     let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
     let agent = Agent::start(&host, "");
     for fault in ["gpu-reset --rc UNKNOWN --after 3 --times 1", "nvmlGpuInstanceDestroy --gpu 1 --rc UNKNOWN --times 1"]
@@ -89,14 +90,14 @@ fn a_group_whose_reset_fails_once_on_the_way_back_is_back_all_the_same() {
         assert_eq!(operation.state, OperationState::RolledBack, "{fault}: {operation:?}\n{}", agent.log());
         for gpu in 0..3 {
             assert_eq!(truth(&host, gpu), ["MIG off"], "{fault}");
-            assert!(agent.gpu(gpu as u32).mig.is_some_and(|mig| !mig.pending), "{fault}");
+            assert!(agent.gpu(gpu as u32).mig.is_some_and(|mig| !mig.pending_mode()), "{fault}");
         }
         host.clear_faults();
     }
 }
 
 #[test]
-fn links_between_gpus_are_told_and_join_no_reset() {
+fn nvlinks_are_reported_and_join_no_reset() {
     let host = Host::up("[[gpu]]\nmodel = \"a30-24\"\ncount = 4\nnvlink = \"pairs\"\nmig = false\n");
     let agent = Agent::start(&host, "");
     let (own, peer) = (agent.gpu(2).nvlink.expect("links"), agent.gpu(3));
@@ -108,11 +109,11 @@ fn links_between_gpus_are_told_and_join_no_reset() {
 }
 
 #[test]
-fn a_service_that_two_operations_need_stopped_is_started_by_the_last() {
+fn shared_service_is_started_by_last_operation() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     around.run("nvidia-dcgm");
-    // The first waits in its hook, the service stopped, until the second has begun its own.
+    // The first operation waits in its hook with the service stopped, until the second has begun its own hook.
     around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\";; esac");
     let agent = Agent::start(&host, &around.config(&["nvidia-dcgm"], ""));
     let operations = [agent.begin(&["0"], LAYOUT).expect("begun"), agent.begin(&["1"], LAYOUT).expect("begun")];
@@ -127,11 +128,11 @@ fn a_service_that_two_operations_need_stopped_is_started_by_the_last() {
     assert!(at("systemctl start") > at("nvidia-smi"), "not while the other resets: {calls:?}");
 }
 
-/// A hook that waits until the test lets it go.
+/// A hook that waits until the test creates a file.
 const HELD: &str = "while [ ! -e \"$D/go\" ]; do sleep 0.05; done";
 
 #[test]
-fn gpus_that_are_reset_along_are_nobody_elses_meanwhile() {
+fn gpus_reset_together_are_claimed_meanwhile() {
     let host = Host::up("fabric_manager = false\n[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n");
     let around = Around::of(&host);
     around.hook(HELD);
@@ -146,7 +147,7 @@ fn gpus_that_are_reset_along_are_nobody_elses_meanwhile() {
 }
 
 #[test]
-fn while_a_gpu_is_reset_others_are_refused_at_once_or_stand_in_line() {
+fn other_operations_are_refused_or_queued_during_reset() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     let agent = Agent::start(&host, &around.config(&[], ""));
@@ -156,9 +157,10 @@ fn while_a_gpu_is_reset_others_are_refused_at_once_or_stand_in_line() {
         .until("the first is reset", || around.calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(()));
     let refused = agent.begin(&["1"], LAYOUT).expect_err("nothing can be read");
     assert!(refused.code == Code::Resetting && refused.retryable, "{refused:?}");
-    let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["1"], "layout": { "entries": LAYOUT } })).error();
+    let plan =
+        agent.post("/v1/mig/plan", &json!({ "selectors": ["1"], "layout_source": { "entries": LAYOUT } })).error();
     assert_eq!(plan.code, Code::Resetting, "{plan:?}");
-    let body = json!({ "gpus": ["2"], "layout": { "entries": LAYOUT }, "wait_s": 60 });
+    let body = json!({ "selectors": ["2"], "layout_source": { "entries": LAYOUT }, "wait_s": 60 });
     let waiting = agent.begin_with(&body).expect("it waits");
     for operation in [first, waiting] {
         assert_eq!(agent.follow(operation).state, OperationState::Done, "{}", agent.log());
@@ -167,10 +169,10 @@ fn while_a_gpu_is_reset_others_are_refused_at_once_or_stand_in_line() {
 }
 
 #[test]
-fn one_that_is_cancelled_while_another_is_reset_resets_nothing() {
+fn operation_cancelled_during_another_reset_resets_nothing() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
-    // Both have begun before either resets.
+    // Both begin before either resets.
     around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\"; sleep 0.3;; esac");
     let agent = Agent::start(&host, &around.config(&[], ""));
     host.start_trace();
@@ -187,7 +189,7 @@ fn one_that_is_cancelled_while_another_is_reset_resets_nothing() {
 }
 
 #[test]
-fn what_a_hook_prints_is_in_the_log_and_in_no_operation() {
+fn hook_output_is_in_log_and_in_no_operation() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     around.hook("echo 'bob 4242 train.py --token=hunter2' >&2; false");

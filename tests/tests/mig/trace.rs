@@ -1,10 +1,10 @@
-//! The golden log: the driver calls of an apply, in order, none of them failing.
+//! The golden log: the driver calls of an apply in order, all successful.
 
 use gpush_api::OperationState;
 use gpush_tests::{agent::Agent, host::Host};
 
 #[test]
-fn an_apply_makes_the_calls_of_its_plan_and_no_other() {
+fn apply_makes_only_the_calls_of_its_plan() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     host.start_trace();

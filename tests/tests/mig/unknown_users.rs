@@ -1,6 +1,6 @@
-//! What the driver does not tell, or no longer. While it does not tell who uses a GPU, what looks
-//! idle may be in use: nothing on it is destroyed, MIG mode is left alone, and everybody is told
-//! why. A session that still lists what is gone costs no change its success.
+//! Process lists that the driver cannot read, and sessions with outdated lists. If it is unknown which
+//! processes use a GPU, idle-looking instances may be in use: gpushd destroys nothing there, leaves MIG mode
+//! alone, and reports why. A session that still lists deleted instances makes no change fail.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
@@ -9,10 +9,10 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Process lists that can't be read, in the ways that drivers have of saying so.
+/// Error codes with which drivers fail to list processes.
 const CODES: [&str; 5] = ["UNKNOWN", "NO_PERMISSION", "TIMEOUT", "INSUFFICIENT_SIZE", "NOT_SUPPORTED"];
 
-/// What `gpushctl status` prints.
+/// Returns the output of `gpushctl status`.
 fn status(agent: &Agent) -> String {
     let socket = agent.socket();
     let output = std::process::Command::new(program("gpushctl")).arg("--socket").arg(socket).arg("status").output();
@@ -20,7 +20,7 @@ fn status(agent: &Agent) -> String {
 }
 
 #[test]
-fn nothing_is_destroyed_while_it_is_not_known_who_uses_it() {
+fn unknown_users_block_destruction() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "1g.10gb@4"]).state, OperationState::Done);
@@ -38,7 +38,8 @@ fn nothing_is_destroyed_while_it_is_not_known_who_uses_it() {
         assert!(status(&agent).contains(reason), "{code}: {}", status(&agent));
 
         for layout in [&["7g.80gb"][..], &["3g.40gb@0"], &["none"]] {
-            let plans = agent.post("/v1/mig/plan", &json!({"gpus": ["0"], "layout": {"entries": layout}})).json();
+            let plans =
+                agent.post("/v1/mig/plan", &json!({"selectors": ["0"], "layout_source": {"entries": layout}})).json();
             assert_eq!(plans["plans"][0]["steps"], json!([]), "{code} {layout:?}: {plans}");
             assert_eq!(plans["plans"][0]["error"]["code"], "driver_error", "{code} {layout:?}: {plans}");
             let refused = agent.begin(&["0"], layout).unwrap_err();
@@ -51,12 +52,12 @@ fn nothing_is_destroyed_while_it_is_not_known_who_uses_it() {
         }
         assert_eq!(truth(&host, 0), before, "{code}");
         assert_eq!(host.trace(), [], "{code}");
-        // Another GPU of the host is none the worse.
+        // Other GPUs of the host are not affected.
         assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done, "{code}");
         assert_eq!(agent.apply(&["1"], &["none"]).state, OperationState::Done, "{code}");
         host.clear_faults();
     }
-    // Once the driver tells, who is busy blocks and who is idle does not.
+    // Once the driver lists processes again, busy instances block a change and idle ones do not.
     assert_eq!(agent.begin(&["0"], &["7g.80gb"]).unwrap_err().code, Code::Blocked);
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]).state, OperationState::Done);
     assert!(agent.gpu(0).processes_known);
@@ -64,7 +65,7 @@ fn nothing_is_destroyed_while_it_is_not_known_who_uses_it() {
 }
 
 #[test]
-fn new_instances_need_no_knowledge_of_processes() {
+fn new_instances_are_created_without_process_list() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0"]).state, OperationState::Done);
@@ -72,12 +73,12 @@ fn new_instances_need_no_knowledge_of_processes() {
     let grown = agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]);
     assert_eq!(grown.state, OperationState::Done, "{grown:?}");
     assert_eq!(truth(&host, 0).len(), 2);
-    // As it stands already: nothing to do is nothing to refuse.
+    // The layout is already present: a request without changes is not refused.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]).state, OperationState::Done);
 }
 
 #[test]
-fn mig_mode_is_not_switched_on_while_it_is_not_known_who_uses_the_gpu() {
+fn unknown_users_block_enabling_mig() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
     let agent = Agent::start(&host, "");
     host.process("--gpu 0");
@@ -94,13 +95,13 @@ fn mig_mode_is_not_switched_on_while_it_is_not_known_who_uses_the_gpu() {
 }
 
 #[test]
-fn a_session_that_lists_what_is_gone_fails_no_apply() {
+fn session_listing_deleted_instances_fails_no_apply() {
     for function in ["nvmlDeviceGetGpuInstances", "nvmlDeviceGetGpuInstance*"] {
         let host = Host::up("dgx-a100");
         let agent = Agent::start(&host, "");
         assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "1g.10gb@4"]).state, OperationState::Done);
         agent.stop();
-        // Its session begins with these instances, and goes on listing them.
+        // Its session begins with these instances and continues to list them.
         let agent = Setup::on(&host).named("second").start();
         assert_eq!(agent.gpu(0).mig.expect("MIG").instances.len(), 2);
         host.fault(&format!("{function} --gpu 0 --mutate stale"));

@@ -7,7 +7,7 @@ use gpush_api::{Code, MpsDaemon, MpsState};
 use gpush_tests::{
     agent::{Agent, Setup},
     host::Host,
-    mps::{Client, act, base, becomes, clear_faults, daemon, fault, is_open, reaches, release_all, share, signal},
+    mps::{Client, act, base, becomes, clear_faults, daemon, fault, is_open, lease, reaches, release_all, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -34,7 +34,7 @@ fn pipe(daemon: &MpsDaemon) -> &Path {
 fn whoever_came_since_the_last_look_is_found_before_a_daemon_is_ended() {
     let host = Host::up(HOST);
     let agent = ready(&host);
-    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
     let mut client = Client::start(&host, &environment);
     let refused = |verb: &str| {
         let refused = act(&agent, "0", verb, &json!({})).error();
@@ -58,7 +58,7 @@ fn whoever_came_since_the_last_look_is_found_before_a_daemon_is_ended() {
 fn a_client_that_waits_for_its_server_is_one() {
     let host = Host::up(HOST);
     let agent = ready(&host);
-    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
     fault(&host, "never-active");
     let waits = Client::begin(&host, &environment, None);
     becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
@@ -77,7 +77,7 @@ fn a_client_that_waits_for_its_server_is_one() {
 fn a_server_that_is_not_asked_has_clients_unless_the_driver_tells_that_it_has_none() {
     let host = Host::up(HOST);
     let agent = ready(&host);
-    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
     fault(&host, "never-active");
     let waits = Client::begin(&host, &environment, None);
     becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
@@ -87,7 +87,7 @@ fn a_server_that_is_not_asked_has_clients_unless_the_driver_tells_that_it_has_no
         host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
     }
     let refused = act(&agent, "0", "stop", &json!({})).error();
-    assert!(refused.message.contains("cannot tell"), "{refused:?}");
+    assert!(refused.message.contains("1 client is connected"), "{refused:?}");
     let untold = daemon(&agent, "0");
     assert!(!untold.clients_known, "{untold:#?}");
     assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not tell")), "{untold:#?}");
@@ -102,7 +102,7 @@ fn a_server_that_is_not_asked_has_clients_unless_the_driver_tells_that_it_has_no
 fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
     let host = Host::up(HOST);
     let agent = ready(&host);
-    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
     let pid = daemon(&agent, "0").pid.expect("a pid").cast_signed();
     for function in ["Compute", "Graphics", "MPSCompute"] {
         host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
@@ -131,7 +131,7 @@ fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
 fn a_slow_daemon_is_not_taken_for_one_without_clients() {
     let host = Host::up(HOST);
     let agent = ready(&host);
-    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
     // The last look found nobody. A new one takes longer than anybody waits for it.
     let mut client = Client::start(&host, &environment);
     release_all(&agent, "0");
@@ -151,7 +151,7 @@ fn a_slow_daemon_is_not_taken_for_one_without_clients() {
 fn whoever_has_a_share_gets_in_while_the_next_agent_waits_for_the_driver() {
     let host = Host::up(HOST);
     let agent = ready(&host);
-    let taken = share(&agent, "0", &json!({})).expect("a share");
+    let taken = lease(&agent, "0", &json!({})).expect("a lease");
     let (zero, one) = (daemon(&agent, "0"), daemon(&agent, "1"));
     host.fault("nvmlInit* --hang");
     agent.kill();
@@ -166,7 +166,7 @@ fn whoever_has_a_share_gets_in_while_the_next_agent_waits_for_the_driver() {
     agent.kill();
     let agent = Agent::start(&host, &CONFIG.replace("\"mps\"", "\"exclusive\""));
     becomes(&agent, &zero.target, "told that its rule is another", |daemon| {
-        daemon.clients_known && daemon.findings.iter().any(|told| told.contains("nobody gets a share any more"))
+        daemon.clients_known && daemon.findings.iter().any(|told| told.contains("no lease is granted"))
     });
     assert!(is_open(pipe(&zero)) && client.lives() && client.said().is_empty());
     client.end();
@@ -176,7 +176,7 @@ fn whoever_has_a_share_gets_in_while_the_next_agent_waits_for_the_driver() {
 fn the_door_of_a_daemon_that_died_or_hangs_is_shut_by_the_next_agent() {
     let host = Host::up(HOST);
     let agent = ready(&host);
-    let taken = share(&agent, "0", &json!({})).expect("a share");
+    let taken = lease(&agent, "0", &json!({})).expect("a lease");
     let seen = daemon(&agent, "0");
     let (pid, dir) = (seen.pid.expect("a pid").cast_signed(), pipe(&seen).to_owned());
     let mut client = Client::start(&host, &taken.environment);
@@ -192,7 +192,7 @@ fn the_door_of_a_daemon_that_died_or_hangs_is_shut_by_the_next_agent() {
 
     let pid = daemon(&agent, "1").pid.expect("a pid").cast_signed();
     let dir = pipe(&daemon(&agent, "1")).to_owned();
-    share(&agent, "1", &json!({})).expect("a share");
+    lease(&agent, "1", &json!({})).expect("a lease");
     agent.kill();
     assert!(signal(pid, Signal::SIGSTOP) && is_open(&dir));
     let agent = Agent::start(&host, CONFIG);
@@ -221,7 +221,7 @@ fn what_two_administrators_do_at_a_time_is_both_done() {
         assert_eq!(started.in_force.expect("settings").percentage.to_string(), (10 + round).to_string(), "over a stop");
     }
     println!("{rounds} rounds");
-    assert_eq!(act(&agent, "0", "settings", &json!({ "reset": true })).status, 200);
+    assert_eq!(act(&agent, "0", "settings", &json!({ "clear": true })).status, 200);
     let reset = daemon(&agent, "0");
     assert_eq!((reset.rule, reset.wanted.settings.percentage.to_string()), (None, "100".to_owned()));
     drop(base(&host));
@@ -233,7 +233,7 @@ fn what_two_administrators_set_at_a_time_is_both_set() {
     let agent = ready(&host);
     for round in 0..10 {
         let set = |what: serde_json::Value| assert_eq!(act(&agent, "0", "settings", &what).status, 200);
-        set(json!({ "reset": true }));
+        set(json!({ "clear": true }));
         std::thread::scope(|scope| {
             scope.spawn(|| set(json!({ "percentage": 30 })));
             set(json!({ "memory_limit_mib": 4096 }));
@@ -248,8 +248,8 @@ fn what_two_administrators_set_at_a_time_is_both_set() {
 fn a_restart_of_a_stopped_daemon_ends_nobody_who_came_to_what_it_started() {
     let host = Host::up(HOST);
     let agent = ready(&host);
-    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
-    share(&agent, "1", &json!({})).expect("a share");
+    let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
+    lease(&agent, "1", &json!({})).expect("a lease");
     let (zero, one) = (daemon(&agent, "0"), daemon(&agent, "1"));
     let hangs = one.pid.expect("a pid").cast_signed();
     assert_eq!(act(&agent, "0", "stop", &json!({ "force": true })).status, 200);
@@ -276,7 +276,7 @@ fn a_drain_without_a_time_takes_back_the_time_of_the_one_before() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let clients = ["0", "1"].map(|target| {
-        let environment = share(&agent, target, &json!({})).expect("a share").environment;
+        let environment = lease(&agent, target, &json!({})).expect("a lease").environment;
         Client::start(&host, &environment)
     });
     assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 2 })).status, 200);
@@ -296,7 +296,7 @@ fn what_was_set_ends_with_its_rule_and_the_time_of_a_drain_goes_on_over_a_restar
     let agent = ready(&host);
     assert_eq!(act(&agent, "0", "settings", &json!({ "percentage": 30 })).status, 200);
     assert_eq!(daemon(&agent, "0").rule.map(|rule| rule.percentage.to_string()), Some("100".to_owned()));
-    let environment = share(&agent, "1", &json!({})).expect("a share").environment;
+    let environment = lease(&agent, "1", &json!({})).expect("a lease").environment;
     let client = Client::start(&host, &environment);
     assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 4 })).status, 200);
     reaches(&agent, "1", MpsState::Draining);

@@ -6,7 +6,7 @@ use gpush_api::{ApiError, Code, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
-    mps::reaches,
+    mps::{reaches, request},
 };
 use serde_json::json;
 
@@ -29,7 +29,7 @@ fn refusals(agent: &Agent, target: &str) -> Vec<ApiError> {
     let path = format!("/v1/mps/{target}");
     vec![
         agent.get(&path).error(),
-        agent.post(&format!("{path}/shares"), &json!({})).error(),
+        agent.post("/v1/leases", &request(target, &json!({}))).error(),
         agent.post(&format!("{path}/stop"), &json!({})).error(),
         agent.post(&format!("{path}/settings"), &json!({ "percentage": 10 })).error(),
     ]
@@ -42,7 +42,9 @@ fn target_is_unavailable_while_the_driver_starts() {
     host.fault("nvmlInit* --delay-ms 600000");
     let agent = Agent::start(&host, CONFIG);
     for refused in refusals(&agent, "0") {
-        assert_eq!((refused.code, refused.retryable), (Code::Unavailable, true), "{refused:?}");
+        // A request for a lease reads the GPUs itself, and says that there is no driver.
+        let is_unavailable = matches!(refused.code, Code::Unavailable | Code::DriverUnavailable);
+        assert!(is_unavailable && refused.retryable, "{refused:?}");
     }
 }
 
@@ -52,7 +54,7 @@ fn run_waits_until_the_driver_has_started() {
     host.fault("nvmlInit* --delay-ms 2000 --times 1");
     let agent = Agent::start(&host, CONFIG);
     let mut run = host.command(program("gpushctl"));
-    run.args(["mps", "run", "0", "-p", "10", "--", "true"]).env("GPUSH_SOCKET", agent.socket()).stdin(Stdio::null());
+    run.args(["run", "--mps", "10", "-g", "0", "--", "true"]).env("GPUSH_SOCKET", agent.socket()).stdin(Stdio::null());
     let output = run.output().expect("gpushctl");
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -31,7 +31,7 @@ fn shared(host: &Host) -> Agent {
 
 fn is_told(agent: &Agent) -> bool {
     let health: Health = serde_json::from_value(agent.get("/v1/health").json()).expect("health");
-    health.causes.iter().any(|one| one.message.contains(TROUBLE) && one.code == Code::DriverError)
+    health.errors.iter().any(|one| one.message.contains(TROUBLE) && one.code == Code::DriverError)
 }
 
 #[test]
@@ -86,7 +86,7 @@ async fn a_mode_that_somebody_else_has_set_since_is_left_alone() {
     agent.await_that("it is seen", || agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited));
     // Whoever wants the GPU next finds what the administrator has set, and puts that back.
     agent.reload(SHARED);
-    let operation = agent.begin_with(&json!({ "gpus": ["0"], "layout": "wanted" })).expect("an operation");
+    let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     assert_eq!(agent.follow(operation).state, OperationState::Done);
     assert_eq!(mode(&host), 3);
     agent.reload("");
@@ -100,7 +100,7 @@ async fn a_mode_that_can_not_be_set_is_no_mps_and_one_that_is_lost_is_told_until
     host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
     let agent = Agent::start(&host, "");
     agent.reload(SHARED);
-    let wanted = json!({ "gpus": ["0"], "layout": "wanted" });
+    let wanted = json!({ "selectors": ["0"], "layout_source": "wanted" });
     let failed = agent.follow(agent.begin_with(&wanted).expect("it begins"));
     assert_eq!(failed.state, OperationState::RolledBack, "{failed:#?}");
     let error = failed.error.expect("an error");
@@ -125,7 +125,7 @@ async fn a_mode_that_can_not_be_set_is_no_mps_and_one_that_is_lost_is_told_until
     let told =
         || mps::daemon(&agent, "0").findings.iter().any(|one| one.contains("programs can get past MPS on GPU 0"));
     agent.await_that("it is told", told);
-    assert!(agent.get("/v1/health").json()["causes"].to_string().contains("programs can get past MPS"));
+    assert!(agent.get("/v1/health").json()["errors"].to_string().contains("programs can get past MPS"));
     host.clear_faults();
     agent.reload(SHARED);
     agent.await_that("it is put right", || mode(&host) == 3 && !told());
@@ -141,7 +141,7 @@ fn a_daemon_that_never_comes_up_leaves_the_gpu_as_it_was() {
     // Without a rule at first, so that nothing is done by itself.
     let agent = Agent::start(&host, "");
     agent.reload(&missing);
-    let operation = agent.begin_with(&json!({ "gpus": ["0"], "layout": "wanted" })).expect("an operation");
+    let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}");
     // With its end, and not at some time after it.
@@ -150,7 +150,7 @@ fn a_daemon_that_never_comes_up_leaves_the_gpu_as_it_was() {
     assert_eq!(mode(&host), 0, "what goes on trying takes nothing\n{}", agent.log());
     // Killed once it is set, with no daemon there yet: the next one puts it back, whose config wants nothing.
     host.fault("nvmlDeviceSetComputeMode --kill after --parent --times 1");
-    let body = json!({ "gpus": ["0"], "layout": "wanted" }).to_string();
+    let body = json!({ "selectors": ["0"], "layout_source": "wanted" }).to_string();
     let head = format!(
         "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\ncontent-type: application/json\r\ncontent-length: {}",
         body.len()
@@ -176,7 +176,7 @@ fn show_events(host: &Host, programs: Option<&Path>) {
         None => setup.start(),
     };
     mps::reaches(&agent, "0", MpsState::Ready);
-    let taken = mps::share(&agent, "0", &json!({ "percentage": 25 })).expect("a share");
+    let taken = mps::lease(&agent, "0", &json!({ "percentage": 25 })).expect("a lease");
     let client = Client::start(host, &taken.environment);
     // Each of these asks the daemon once more.
     let polls = |lines: &[String]| lines.iter().filter(|line| line.contains("Cmd:get_")).count();

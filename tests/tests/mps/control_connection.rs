@@ -109,5 +109,5 @@ fn a_daemon_with_a_foreign_protocol_is_served_through_its_front_end() {
     });
     assert_eq!((&front_end["state"], &front_end["pid"]), (&json!("ready"), &daemon["pid"]));
     let set = agent.post("/v1/mps/4/settings", &json!({"percentage": 30})).json();
-    assert_eq!(set["daemon"]["in_force"]["percentage"], 30, "{set:#}");
+    assert_eq!(set["daemon"]["effective_settings"]["percentage"], 30, "{set:#}");
 }

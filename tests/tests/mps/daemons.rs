@@ -3,13 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
-use gpush_api::{Code, MpsState};
+use gpush_api::{Code, MpsDaemon, MpsState};
 use gpush_tests::{
     agent::{Agent, Setup},
     host::Host,
     mps::{
-        Client, Role, act, base, becomes, controls, daemon, daemons, names, parts, reaches, real_programs, release_all,
-        share, signal,
+        Client, Role, act, base, becomes, controls, daemon, daemons, lease, names, parts, reaches, real_programs,
+        release, release_all, signal,
     },
 };
 use nix::sys::signal::Signal;
@@ -60,12 +60,12 @@ fn a_daemon_serves_what_its_rule_says_and_outlives_every_agent() {
         assert_eq!(ready.wanted.settings.percentage.to_string(), "50");
         assert_eq!(compute_mode(host, 0), json!(3), "nobody computes past the daemon");
         assert_eq!(compute_mode(host, 1), json!(0));
-        let taken = share(&agent, "0", &json!({ "percentage": 25 })).expect("a share");
+        let taken = lease(&agent, "0", &json!({ "percentage": 25 })).expect("a lease");
         let mut client = Client::start(host, &taken.environment);
         assert_eq!(client.word("percentage"), "25.0");
         let seen = becomes(&agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
         assert_eq!(seen.clients[0].pid.map(u32::cast_signed), Some(client.pid()));
-        assert_eq!(seen.clients[0].share.as_ref(), Some(&taken.share.id));
+        assert_eq!(seen.clients[0].lease, Some(taken.lease.id.to_string()));
         assert_eq!(seen.findings, Vec::<String>::new());
 
         // Ended, killed, ended again.
@@ -75,7 +75,7 @@ fn a_daemon_serves_what_its_rule_says_and_outlives_every_agent() {
         agent.kill();
         let agent = start(host, programs, &config);
         let again = reaches(&agent, "0", MpsState::Ready);
-        assert_eq!((again.pid, &again.shares, &again.pipe_directory), (ready.pid, &seen.shares, &seen.pipe_directory));
+        assert_eq!((again.pid, &again.leases, &again.pipe_directory), (ready.pid, &seen.leases, &seen.pipe_directory));
         assert_eq!((again.clients, controls(&base(host))), (seen.clients, vec![pid]));
         assert!(client.lives() && client.said().is_empty(), "a client does not notice");
         client.end();
@@ -97,7 +97,7 @@ fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
     both("stopping an MPS daemon that is NVIDIA's own", |host, programs| {
         let agent = start(host, programs, &config(""));
         let first = reaches(&agent, "0", MpsState::Ready);
-        let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+        let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
         let client = Client::start(host, &environment);
         for verb in ["stop", "restart"] {
             let error = act(&agent, "0", verb, &json!({})).error();
@@ -123,7 +123,7 @@ fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
         assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 3600 })).status, 200);
         let draining = reaches(&agent, "0", MpsState::Draining);
         assert!(draining.reasons.iter().any(|reason| reason.contains("its client may finish")), "{draining:#?}");
-        assert_eq!(share(&agent, "0", &json!({})).unwrap_err().code, Code::Conflict);
+        assert_eq!(lease(&agent, "0", &json!({})).unwrap_err().code, Code::Conflict);
         client.end();
         reaches(&agent, "0", MpsState::Stopped);
         assert_eq!(parts(&base(host)), []);
@@ -139,14 +139,14 @@ fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
         agent.await_that("seen", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
         // The one that was found is known by its directory until the GPUs were seen.
         agent.await_that("who starts it is told", || {
-            let refused = share(&agent, "0", &json!({})).expect_err("it is stopped");
+            let refused = lease(&agent, "0", &json!({})).expect_err("it is stopped");
             refused.hint.is_some_and(|hint| hint.contains("gpushctl mps start 0"))
         });
         assert_eq!(controls(&base(host)), [0; 0]);
         assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
         let third = reaches(&agent, "0", MpsState::Ready);
         assert_eq!(controls(&base(host)), [third.pid.expect("a pid").cast_signed()]);
-        assert_eq!(third.shares.len(), 1, "a share outlives its daemon");
+        assert_eq!(third.leases.len(), 1, "a share outlives its daemon");
     });
 }
 
@@ -155,14 +155,14 @@ fn settings_are_in_force_at_once_and_for_the_next_client() {
     both("settings of an MPS daemon that is NVIDIA's own", |host, programs| {
         let agent = start(host, programs, &config(""));
         reaches(&agent, "0", MpsState::Ready);
-        let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+        let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
         let bare: Vec<_> = environment.into_iter().filter(|(name, _)| !name.contains("PERCENTAGE")).collect();
         let first = Client::start(host, &bare);
         assert_eq!(first.word("percentage"), "100.0");
         let set = |body: Value| agent.post("/v1/mps/0/settings", &body);
         let answer = set(json!({ "percentage": 33.3, "memory_limit_mib": 1536 })).json();
         assert_eq!(
-            answer["daemon"]["in_force"],
+            answer["daemon"]["effective_settings"],
             json!({ "percentage": 33.3, "memory_limit_mib": 1536, "priority": "normal" })
         );
         let trail = agent.get("/v1/audit").json();
@@ -215,13 +215,16 @@ fn a_target_whose_rule_is_gone_is_drained_ended_and_forgotten() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, &config(""));
     reaches(&agent, "0", MpsState::Ready);
-    let taken = share(&agent, "0", &json!({})).expect("a share");
+    let taken = lease(&agent, "0", &json!({})).expect("a lease");
     let client = Client::start(&host, &taken.environment);
     agent.write_config(MANAGE);
     agent.signal(Signal::SIGHUP);
     let short = daemon(&agent, "0").target;
-    let draining = reaches(&agent, &short, MpsState::Draining);
-    assert_eq!((draining.clients.len(), compute_mode(&host, 0)), (1, json!(3)));
+    // The lease may finish. Once it is released, only its client is waited for.
+    let told = |daemon: &MpsDaemon| daemon.findings.iter().any(|finding| finding.contains("no lease is granted"));
+    let kept = becomes(&agent, &short, "without new leases", told);
+    assert_eq!((kept.leases.len(), compute_mode(&host, 0)), (1, json!(3)));
+    release(&agent, taken.lease.id);
     client.end();
     agent.await_that("it is forgotten", || daemons(&agent).is_empty());
     assert_eq!((parts(&base(&host)), compute_mode(&host, 0)), (Vec::new(), json!(0)));
@@ -229,7 +232,7 @@ fn a_target_whose_rule_is_gone_is_drained_ended_and_forgotten() {
 
     // Wanted once more, it comes back by an operation.
     agent.reload(config(""));
-    let operation = agent.begin_with(&json!({ "gpus": ["0"], "layout": "wanted" })).expect("an operation");
+    let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     assert!(agent.follow(operation).error.is_none());
     reaches(&agent, "0", MpsState::Ready);
     // Gone while no agent ran: the next one ends it.
@@ -254,7 +257,7 @@ fn a_mig_device_has_a_daemon_of_its_own() {
     assert_eq!(compute_mode(&host, 0), json!(0), "exclusive process does not go with MIG");
     for one in &all {
         let name = format!("0:{}", one.device.as_deref().expect("a device"));
-        let taken = share(&agent, &name, &json!({})).expect("a share");
+        let taken = lease(&agent, &name, &json!({})).expect("a lease");
         let visible = taken.environment.iter().find(|(name, _)| name == "CUDA_VISIBLE_DEVICES");
         assert_eq!(visible.map(|(_, uuid)| uuid), Some(&one.uuid));
         let client = Client::start(&host, &taken.environment);

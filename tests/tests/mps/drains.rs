@@ -5,7 +5,7 @@ use gpush_api::{Code, Happening, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::Host,
-    mps::{Client, Served, act, base, becomes, controls, daemon, parts, pid_of, reaches, real_programs, share, signal},
+    mps::{Client, Served, act, base, becomes, controls, daemon, lease, parts, pid_of, reaches, real_programs, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ const CONFIG: &str = "[mps]\nhealth_s = 3600\nstop_s = 2\n[[gpu]]\nmatch = [\"0\
 fn served(host: &Host) -> (Agent, Client) {
     let agent = Agent::start(host, CONFIG);
     reaches(&agent, "0", MpsState::Ready);
-    let client = Client::start(host, &share(&agent, "0", &json!({})).expect("a share").environment);
+    let client = Client::start(host, &lease(&agent, "0", &json!({})).expect("a lease").environment);
     becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
     (agent, client)
 }
@@ -144,7 +144,7 @@ fn a_server_that_keeps_another_limit_than_its_daemon_is_told() {
     reaches(&agent, "0", MpsState::Ready);
     let limit = |mib: u64| assert_eq!(act(&agent, "0", "settings", &json!({ "memory_limit_mib": mib })).status, 200);
     limit(8192);
-    let client = Client::start(&host, &share(&agent, "0", &json!({})).expect("a share").environment);
+    let client = Client::start(&host, &lease(&agent, "0", &json!({})).expect("a lease").environment);
     let server =
         becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1).servers[0].pid.expect("a pid");
     assert!(daemon(&agent, "0").findings.is_empty());

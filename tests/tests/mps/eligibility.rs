@@ -10,7 +10,7 @@ use gpush_api::{Code, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
-    mps::{Client, Served, act, becomes, daemon, reaches, share, signal},
+    mps::{Client, Served, act, becomes, daemon, lease, reaches, release, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -23,7 +23,7 @@ fn a_cordoned_gpu_gives_no_share_and_is_drained_of_its_shares_and_clients_alone(
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     let ready = reaches(&agent, "0", MpsState::Ready);
-    let taken = share(&agent, "0", &json!({ "percentage": 20 })).expect("a share");
+    let taken = lease(&agent, "0", &json!({ "percentage": 20 })).expect("a lease");
     let client = Client::start(&host, &taken.environment);
     let server: i32 = client.word("server").parse().expect("a pid");
     becomes(&agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
@@ -37,23 +37,22 @@ fn a_cordoned_gpu_gives_no_share_and_is_drained_of_its_shares_and_clients_alone(
     let mut said = String::new();
     waits.read_line(&mut said).expect("it says for whom it waits");
     let who = format!("used by pid {}", client.pid());
-    assert!(said.contains(&who) && said.contains(&format!("share {} of", taken.share.id)), "{said}");
+    assert!(said.contains(&who) && said.contains(&format!("lease {} of", taken.lease.id)), "{said}");
     assert!(!said.contains(&server.to_string()), "a server uses it for its clients alone: {said}");
-    let refused = share(&agent, "0", &json!({ "percentage": 20 })).expect_err("no new work");
-    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
-    assert!(refused.message.contains("GPU 0 can't be had: GPU 0 is cordoned"), "{refused:?}");
+    let refused = lease(&agent, "0", &json!({ "percentage": 20 })).expect_err("no new work");
+    assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
+    assert!(refused.causes.iter().any(|cause| cause == "GPU 0 is cordoned"), "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains("fan replacement")), "{refused:?}");
     let told = daemon(&agent, "0");
     assert_eq!((told.state, told.pid, told.clients.len()), (MpsState::Ready, ready.pid, 1), "what runs goes on");
     assert!(told.findings.iter().any(|finding| finding.contains("GPU 0 is cordoned")), "{:?}", told.findings);
 
     client.end();
-    let released = agent.request("DELETE", &format!("/v1/mps/shares/{}", taken.share.id), "", b"");
-    assert_eq!(released.status, 200);
+    release(&agent, taken.lease.id);
     assert!(drain.wait().expect("it ends").success());
     assert!(signal(server, Signal::SIGCONT), "the server is there still");
     assert!(agent.post("/v1/gpus/0/uncordon", &json!({})).status == 200);
-    share(&agent, "0", &json!({ "percentage": 20 })).expect("a share");
+    lease(&agent, "0", &json!({ "percentage": 20 })).expect("a lease");
 }
 
 #[test]
@@ -77,11 +76,11 @@ fn a_host_in_maintenance_gives_no_share() {
     reaches(&agent, "0", MpsState::Ready);
     let enter = || agent.post("/v1/maintenance/enter", &json!({ "reason": "driver 570" })).status == 200;
     agent.await_that("maintenance, once the operation that brought it up has ended", enter);
-    let refused = share(&agent, "0", &json!({})).expect_err("no new work");
+    let refused = lease(&agent, "0", &json!({})).expect_err("no new work");
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("is in maintenance"), "{refused:?}");
     assert_eq!(agent.post("/v1/maintenance/leave", &json!({})).status, 200);
     becomes(&agent, "0", "open", |daemon| daemon.state == MpsState::Ready && daemon.findings.is_empty());
-    agent.await_that("a share", || share(&agent, "0", &json!({})).is_ok());
+    agent.await_that("a lease", || lease(&agent, "0", &json!({})).is_ok());
     let _ = act(&agent, "0", "stop", &json!({ "force": true }));
 }

@@ -65,9 +65,10 @@ fn a_server_that_is_killed_is_told_with_whom_it_took_along() {
     assert!(signal(server, Signal::SIGKILL));
     assert_eq!(client.says(), "lost");
     let told = becomes(&served.agent, "0", "told", |daemon| !daemon.findings.is_empty());
-    let begins = format!("server {server} of it, seen to be gone ");
-    assert!(told.findings[0].starts_with(&begins) && told.findings[0].contains("had 1 client"), "{told:#?}");
-    served.agent.wait_for_log(&begins);
+    let finding = &told.findings[0];
+    assert!(finding.starts_with("a server ended ") && finding.ends_with("1 client ended with it"), "{told:#?}");
+    assert!(!finding.contains(&server.to_string()), "every user may read it: {finding}");
+    served.agent.wait_for_log("a server ended ");
     // It serves on.
     drop(client);
     served.client().end();

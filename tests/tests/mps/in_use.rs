@@ -1,4 +1,4 @@
-//! Shares count as use: a program takes seconds from its start until it calls cuInit.
+//! Leases count as use: a program takes seconds from its start until it calls cuInit.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -16,9 +16,9 @@ use serde_json::json;
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// Without the share, `stop` ended the daemon and the program ran without MPS.
+/// Without the lease, `stop` ended the daemon and the program ran without MPS.
 #[test]
-fn share_of_a_program_that_has_not_begun_blocks_stop_and_restart() {
+fn lease_of_a_program_that_has_not_begun_blocks_stop_and_restart() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     let pid = reaches(&agent, "0", MpsState::Ready).pid;
@@ -26,15 +26,16 @@ fn share_of_a_program_that_has_not_begun_blocks_stop_and_restart() {
     // The program uses CUDA only when it is told to.
     let script = format!("read go && exec {} mps-client", sim.display());
     let mut run = host.command(program("gpushctl"));
-    run.args(["mps", "run", "0", "-p", "20", "--", "sh", "-c", &script]).env("GPUSH_SOCKET", agent.socket());
+    run.args(["run", "--mps", "20", "-g", "0", "--", "sh", "-c", &script]).env("GPUSH_SOCKET", agent.socket());
     let mut run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("gpushctl");
-    let share = becomes(&agent, "0", "with a share", |daemon| !daemon.shares.is_empty()).shares.remove(0);
+    let lease = becomes(&agent, "0", "with a lease", |daemon| !daemon.leases.is_empty()).leases.remove(0);
+    let id = lease.id.to_string();
     for verb in ["stop", "restart"] {
         let refused = act(&agent, "0", verb, &json!({})).error();
         assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{verb}: {refused:?}");
-        assert!(refused.message.contains("1 share is in use"), "{verb}: {refused:?}");
-        assert!(refused.causes.iter().any(|cause| cause.contains(&share.id)), "{verb}: {refused:?}");
-        assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains(&share.id)), "{verb}: {refused:?}");
+        assert!(refused.message.contains("1 lease is in use"), "{verb}: {refused:?}");
+        assert!(refused.causes.iter().any(|cause| cause.contains(&id)), "{verb}: {refused:?}");
+        assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains(&id)), "{verb}: {refused:?}");
         assert_eq!(daemon(&agent, "0").pid, pid, "{verb}");
     }
     run.stdin.take().expect("piped").write_all(b"go\n").expect("the program reads");
@@ -42,7 +43,7 @@ fn share_of_a_program_that_has_not_begun_blocks_stop_and_restart() {
     BufReader::new(run.stdout.take().expect("piped")).read_line(&mut first).expect("the program writes");
     assert!(first.starts_with("active"), "it runs through MPS: {first}");
     run.kill().and_then(|()| run.wait()).expect("the program ends");
-    // The share has ended with the program, whether or not gpushd has noticed.
+    // The lease has ended with the program, whether or not gpushd has noticed.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Stopped);
 }

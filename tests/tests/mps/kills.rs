@@ -14,7 +14,7 @@ use gpush_tests::{
     agent::{Agent, Setup},
     dice::{Dice, number},
     host::Host,
-    mps::{Client, Role, act, base, becomes, clear_faults, daemon, fault, fired, is_open, names, parts, share, signal},
+    mps::{Client, Role, act, base, becomes, clear_faults, daemon, fault, fired, is_open, lease, names, parts, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -168,7 +168,7 @@ impl World {
         let door = ready.pipe_directory.as_deref().expect("a directory");
         self.agent().await_that("the door open", || is_open(door.as_ref()));
         assert_eq!(names(&base(&self.host)).len(), 3, "one target, the lock, and the logs");
-        assert_eq!(ready.shares.len(), 1);
+        assert_eq!(ready.leases.len(), 1);
         ready
     }
 }
@@ -181,7 +181,7 @@ fn nothing_is_doubled_lost_or_left_whatever_is_killed() {
     let mut world = World { host, agent: None, environment: Vec::new(), client: None };
     world.start_agent();
     becomes(world.agent(), "0", "ready", |daemon| daemon.state == MpsState::Ready);
-    world.environment = share(world.agent(), "0", &json!({})).expect("a share").environment;
+    world.environment = lease(world.agent(), "0", &json!({})).expect("a lease").environment;
     let mut ready = world.is_well("nothing");
     let mut tried: BTreeMap<&str, (u32, Duration)> = BTreeMap::new();
     for time in 0..times {

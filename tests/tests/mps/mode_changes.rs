@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use gpush_api::{ApiError, Code, ComputeMode, MpsState, MpsStep, Operation, OperationState, Phase, Step};
+use gpush_api::{ApiError, Code, ComputeMode, LeaseState, MpsState, MpsStep, Operation, OperationState, Phase, Step};
 use gpush_tests::{
     agent::{Agent, Setup, parse, truth},
     host::Host,
@@ -20,7 +20,7 @@ fn rule(how: &str) -> String {
 }
 
 fn wanted() -> Value {
-    json!({ "gpus": ["0"], "layout": "wanted" })
+    json!({ "selectors": ["0"], "layout_source": "wanted" })
 }
 
 fn apply(agent: &Agent) -> Operation {
@@ -83,7 +83,7 @@ fn each_move_is_one_operation_and_leaves_what_the_mode_means() {
         assert_eq!((plan.starts_mps(), plan.stopped_daemons().next().is_none()), (daemons == 1, daemons == 1), "{how}");
         let words = match (daemons, mig) {
             (1, _) => "whole, shared through MPS",
-            (_, false) if how.contains("timeslice") => "whole, shared by turns",
+            (_, false) if how.contains("timeslice") => "whole, time-sliced",
             (_, false) => "whole, not shared through MPS",
             (_, true) => &plan.layout.join(", "),
         };
@@ -101,15 +101,15 @@ fn a_reload_alone_ends_nobody_and_who_has_a_part_is_in_the_way_until_it_is_given
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     let pid = mps::daemon(&agent, "0").pid;
-    let share = mps::share(&agent, "0", &json!({ "percentage": 25 })).unwrap();
+    let share = mps::lease(&agent, "0", &json!({ "percentage": 25 })).unwrap();
     let mut client = Client::start(&host, &share.environment);
     assert!(client.first.starts_with("active"), "{}", client.first);
     agent.reload(rule(MIG));
     assert!(agent.gpu(0).drift.iter().any(|one| one.contains("shared through MPS")), "{:?}", agent.gpu(0).drift);
     let error = refused(&agent);
     assert_eq!((error.code, error.retryable), (Code::Blocked, true), "{error:?}");
-    assert!(error.causes.iter().any(|cause| cause.contains("1 share and 1 client")), "{error:?}");
-    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("gpushctl mps release")), "{error:?}");
+    assert!(error.causes.iter().any(|cause| cause.contains(&format!("lease {} of", share.lease.id))), "{error:?}");
+    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("gpushctl lease revoke")), "{error:?}");
     assert_eq!((mps::daemon(&agent, "0").pid, client.lives()), (pid, true));
     // One that waits begins when the last has gone.
     let mut waiting = wanted();
@@ -117,7 +117,7 @@ fn a_reload_alone_ends_nobody_and_who_has_a_part_is_in_the_way_until_it_is_given
     let operation = agent.begin_with(&waiting).unwrap();
     assert!(!operation.state.is_final(), "{operation:?}");
     client.end();
-    assert!(agent.request("DELETE", &format!("/v1/mps/shares/{}", share.share.id), "", b"").status == 200);
+    mps::release(&agent, share.lease.id);
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:#?}\n{}", agent.log());
     assert_eq!((truth(&host, 0).len(), mps::controls(&mps::base(&host)).len()), (2, 0));
@@ -178,7 +178,7 @@ fn a_mig_device_that_goes_takes_its_daemon_along_and_others_keep_theirs() {
     let first = mps::reaches(&agent, "0:3g.40gb@0", MpsState::Ready);
     let second = mps::reaches(&agent, "0:3g.40gb@4", MpsState::Ready);
     let _begun = agent.settle();
-    let share = mps::share(&agent, "0:3g.40gb@0", &json!({ "percentage": 50 })).unwrap();
+    let share = mps::lease(&agent, "0:3g.40gb@0", &json!({ "percentage": 50 })).unwrap();
     let mut client = Client::start(&host, &share.environment);
     agent.reload(rule("mode = \"mig\"\nlayout = [\"3g.40gb@0:mps\", \"1g.10gb@4\"]"));
     let operation = apply(&agent);
@@ -260,35 +260,39 @@ fn a_daemon_that_is_killed_while_its_gpu_is_moved_is_no_trouble() {
 fn a_gpu_that_no_rule_wants_any_more_is_drained_and_forgotten_and_comes_back_by_an_operation_alone() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
-    let share = mps::share(&agent, "0", &json!({ "percentage": 25 })).unwrap();
+    let share = mps::lease(&agent, "0", &json!({ "percentage": 25 })).unwrap();
     let mut client = Client::start(&host, &share.environment);
     agent.reload("");
-    mps::reaches(&agent, "0", MpsState::Draining);
+    let told = "no lease is granted";
+    mps::becomes(&agent, "0", "without new leases", |daemon| {
+        daemon.findings.iter().any(|finding| finding.contains(told))
+    });
+    mps::lease(&agent, "0", &json!({ "percentage": 1 })).expect_err("no new work");
+    mps::release(&agent, share.lease.id);
     assert!(client.lives() && client.said().is_empty(), "it may finish");
     client.end();
+    mps::lease_becomes(&agent, share.lease.id, LeaseState::Ended);
     agent.await_that("it is forgotten", || agent.get("/v1/mps").json() == json!([]));
     agent.await_that("its mode is put back", || agent.gpu(0).compute_mode == Some(ComputeMode::Default));
-    let ended = agent.request("DELETE", &format!("/v1/mps/shares/{}", share.share.id), "", b"");
-    assert_eq!(ended.status, 404, "its share went with it");
     // Wanted once more: by a reload it is told, by an operation it is done.
     agent.reload(rule("mode = \"mps\""));
     assert_eq!(agent.gpu(0).drift, ["it is not shared through MPS yet"]);
     assert_eq!(agent.get("/v1/mps").json(), json!([]));
     apply(&agent);
-    assert_eq!(mps::reaches(&agent, "0", MpsState::Ready).shares, []);
+    assert_eq!(mps::reaches(&agent, "0", MpsState::Ready).leases, []);
 }
 
 #[test]
 fn what_no_rule_wants_any_more_gives_no_shares_and_what_was_stopped_by_hand_is_moved_like_the_rest() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
-    let share = mps::share(&agent, "0", &json!({ "percentage": 25 })).unwrap();
+    let share = mps::lease(&agent, "0", &json!({ "percentage": 25 })).unwrap();
     agent.reload(rule("mode = \"timeslice\""));
-    let refused = mps::share(&agent, "0", &json!({ "percentage": 1 })).expect_err("no new work");
-    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
-    assert!(refused.causes.iter().any(|cause| cause.contains("mode timeslice")), "{refused:?}");
+    let refused = mps::lease(&agent, "0", &json!({ "percentage": 1 })).expect_err("no new work");
+    assert_eq!(refused.code, Code::Unsupported, "{refused:?}");
+    assert!(refused.message.contains("timeslice"), "{refused:?}");
     let told = mps::daemon(&agent, "0");
-    assert!(told.findings.iter().any(|finding| finding.contains("nobody gets a share any more")), "{told:#?}");
+    assert!(told.findings.iter().any(|finding| finding.contains("no lease is granted")), "{told:#?}");
     // Whoever has one goes on, over a restart of gpushd too.
     agent.kill();
     let agent = Agent::start(&host, &rule("mode = \"timeslice\""));
@@ -302,11 +306,11 @@ fn what_no_rule_wants_any_more_gives_no_shares_and_what_was_stopped_by_hand_is_m
     }
     let refused = agent.post("/v1/mps/0/settings", &json!({ "percentage": 10 })).error();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
-    assert!(agent.request("DELETE", &format!("/v1/mps/shares/{}", share.share.id), "", b"").status == 200);
+    mps::release(&agent, share.lease.id);
     // Drained by hand, it is no less to be moved; a request for all means it as well.
     assert_eq!(mps::act(&agent, "0", "drain", &json!({})).status, 200);
     mps::reaches(&agent, "0", MpsState::Stopped);
-    let operation = agent.follow(agent.begin_with(&json!({ "layout": "wanted" })).unwrap());
+    let operation = agent.follow(agent.begin_with(&json!({ "layout_source": "wanted" })).unwrap());
     assert_eq!(operation.state, OperationState::Done, "{operation:#?}\n{}", agent.log());
     let gpu = agent.gpu(0);
     assert_eq!((gpu.drift.as_slice(), gpu.compute_mode), ([].as_slice(), Some(ComputeMode::Default)), "{gpu:?}");
@@ -337,7 +341,8 @@ fn a_daemon_that_came_up_is_taken_back_with_the_operation_of_which_another_did_n
     fs::create_dir_all(mps::base(&host)).expect("a directory");
     fs::write(mps::base(&host).join(&short), "").expect("a file");
     agent.reload(config("mps"));
-    let operation = agent.follow(agent.begin_with(&json!({ "gpus": ["0-1"], "layout": "wanted" })).unwrap());
+    let operation =
+        agent.follow(agent.begin_with(&json!({ "selectors": ["0-1"], "layout_source": "wanted" })).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}");
     assert!(operation.error.is_some_and(|error| error.message.contains("GPU 1")), "it says which");
     agent.await_that("nothing is shared", || agent.get("/v1/mps").json() == json!([]));
@@ -346,7 +351,8 @@ fn a_daemon_that_came_up_is_taken_back_with_the_operation_of_which_another_did_n
         (0..2).all(|index| agent.gpu(index).compute_mode == Some(ComputeMode::Default))
     });
     fs::remove_file(mps::base(&host).join(&short)).expect("it goes");
-    let operation = agent.follow(agent.begin_with(&json!({ "gpus": ["0-1"], "layout": "wanted" })).unwrap());
+    let operation =
+        agent.follow(agent.begin_with(&json!({ "selectors": ["0-1"], "layout_source": "wanted" })).unwrap());
     assert_eq!(operation.state, OperationState::Done, "{operation:#?}");
     assert_eq!(mps::controls(&mps::base(&host)).len(), 2);
 }

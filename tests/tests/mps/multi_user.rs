@@ -6,12 +6,12 @@ use gpush_api::{Code, MpsState, MpsUsers};
 use gpush_tests::{
     agent::Agent,
     host::Host,
-    mps::{Client, becomes, daemon, pid_of, reaches, share},
+    mps::{Client, becomes, daemon, lease, lease_for, pid_of, reaches, release},
 };
 use nix::unistd::geteuid;
 use serde_json::json;
 
-use crate::shares::{opened, share_as};
+use crate::leases::opened;
 
 const GPU: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const RULE: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
@@ -45,7 +45,7 @@ fn clients_of_two_users_share_one_server_from_driver_555_on() {
     let ready = reaches(&agent, "0", MpsState::Ready);
     assert_eq!(ready.wanted.users, MpsUsers::Many);
     assert!(ready.findings.iter().any(|finding| finding.contains(SHARED_FAULTS)), "{ready:#?}");
-    let shares = [NOBODY, OTHER].map(|uid| share_as(uid, &host, &agent, &["--percentage", "10"]).expect("a share"));
+    let shares = [NOBODY, OTHER].map(|uid| lease_for(&agent, uid, "0", &json!({ "percentage": 10 })).expect("a lease"));
     let clients = [NOBODY, OTHER].into_iter().zip(&shares).map(|(uid, share)| {
         let client = Client::begin(&host, &share.environment, Some(uid));
         let first = client.says();
@@ -74,9 +74,9 @@ fn rule_with_several_users_serves_one_before_driver_555() {
     assert_eq!(ready.wanted.users, MpsUsers::One);
     let why = "this target serves one user at a time";
     assert!(ready.findings.iter().any(|finding| finding.contains(why)), "{ready:#?}");
-    let _first = share_as(NOBODY, &host, &agent, &["--percentage", "10"]).expect("a share");
-    let refused = share_as(OTHER, &host, &agent, &["--percentage", "10"]).unwrap_err();
-    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
+    let _first = lease_for(&agent, NOBODY, "0", &json!({ "percentage": 10 })).expect("a lease");
+    let refused = lease_for(&agent, OTHER, "0", &json!({ "percentage": 10 })).unwrap_err();
+    assert_eq!(refused.code, Code::Blocked, "{refused:?}");
 }
 
 /// A daemon in use keeps its option. The change is reported, and made once the daemon is idle.
@@ -88,14 +88,13 @@ fn change_of_users_waits_until_the_daemon_is_idle() {
     let host = host("555.58.02");
     let agent = Agent::start_public(&host, &rule("one"));
     let first = reaches(&agent, "0", MpsState::Ready);
-    let taken = share(&agent, "0", &json!({})).expect("a share");
+    let taken = lease(&agent, "0", &json!({})).expect("a lease");
     agent.reload(rule("many"));
     let waits = "this takes effect when no share and no client is left";
     let told =
         becomes(&agent, "0", "with a finding", |daemon| daemon.findings.iter().any(|finding| finding.contains(waits)));
     assert_eq!(told.pid, first.pid);
-    let released = agent.request("DELETE", &format!("/v1/mps/shares/{}", taken.share.id), "", b"");
-    assert_eq!(released.status, 200);
+    release(&agent, taken.lease.id);
     let next = becomes(&agent, "0", "restarted for several users", |daemon| {
         daemon.state == MpsState::Ready && daemon.findings.iter().any(|finding| finding.contains(SHARED_FAULTS))
     });

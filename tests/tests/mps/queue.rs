@@ -1,10 +1,10 @@
-//! Operations that wait for the shares of a GPU, and later requests for shares.
+//! Operations that wait for the leases of a GPU, and later requests for leases.
 
 use gpush_api::{Code, MpsDaemon, MpsState, Operation, OperationState};
 use gpush_tests::{
     agent::{Agent, truth},
     host::Host,
-    mps::{Client, daemons, reaches, share},
+    mps::{Client, daemons, lease, reaches, release},
 };
 use serde_json::json;
 
@@ -30,25 +30,24 @@ fn is_waiting(operation: &Operation) -> bool {
     operation.state == OperationState::Waiting && !operation.waits_for.is_empty()
 }
 
-/// An operation waits for a share of the device that it takes away. Without the queue, later shares of the device kept
+/// An operation waits for a lease on the device that it takes away. Without the queue, later leases on the device kept
 /// it waiting until its time was over.
 #[test]
-fn waiting_operation_is_not_overtaken_by_new_shares() {
+fn waiting_operation_is_not_overtaken_by_new_leases() {
     let host = Host::up(HOST);
     let mut agent = Agent::start(&host, CONFIG);
     let (large, small) = served(&agent);
-    let held = share(&agent, &large, &json!({ "percentage": 10 })).expect("a share").share.id;
+    let held = lease(&agent, &large, &json!({ "percentage": 10 })).expect("a lease").lease.id;
     // It keeps the smaller device.
-    let body = json!({"gpus": ["0"], "layout": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
+    let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
     let waiting = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
 
-    let refused = share(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
-    assert_eq!((refused.code, refused.retryable), (Code::Conflict, true), "{refused:?}");
-    assert!(refused.message.contains(&format!("operation {} waits for it", waiting.id)), "{refused:?}");
-    let hint = refused.hint.expect("a hint");
-    assert!(hint.contains(&format!("gpushctl operation wait {}", waiting.id)), "{hint}");
+    let refused = lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
+    assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
+    let says = format!("operation {} waits for it", waiting.id);
+    assert!(refused.causes.iter().any(|cause| cause.contains(&says)), "{refused:?}");
     // What it leaves alone is granted.
-    let other = share(&agent, &small, &json!({ "percentage": 10 })).expect("a share of the other device").share.id;
+    let other = lease(&agent, &small, &json!({ "percentage": 10 })).expect("a lease on the other device").lease.id;
 
     // The next agent keeps the order.
     agent.kill();
@@ -56,39 +55,38 @@ fn waiting_operation_is_not_overtaken_by_new_shares() {
     reaches(&agent, &large, MpsState::Ready);
     let waiting = agent.follow_until(agent.operation(&waiting.id), is_waiting);
     // At first it has the daemon's settings to read back, and refuses for that.
-    let says = format!("operation {} waits for it", waiting.id);
     agent.await_that("a refusal that names the operation", || {
-        let refused = share(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
-        refused.message.contains(&says)
+        let refused = lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
+        refused.causes.iter().any(|cause| cause.contains(&says))
     });
 
-    assert_eq!(agent.request("DELETE", &format!("/v1/mps/shares/{held}"), "", b"").status, 200);
+    release(&agent, held);
     let done = agent.follow(agent.operation(&waiting.id));
     assert_eq!(done.state, OperationState::Done, "{done:#?}");
     assert!(truth(&host, 0).iter().all(|instance| !instance.starts_with("3g")), "{:?}", truth(&host, 0));
-    assert_eq!(agent.request("DELETE", &format!("/v1/mps/shares/{other}"), "", b"").status, 200);
+    release(&agent, other);
 }
 
 /// The operation is blocked by a process, which the driver shows, and not only by a share. Once it is cancelled it
 /// reserves nothing.
 #[test]
-fn cancelled_operation_lets_shares_be_granted_again() {
+fn cancelled_operation_lets_leases_be_granted_again() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     let (large, small) = served(&agent);
-    let taken = share(&agent, &large, &json!({ "percentage": 10 })).expect("a share");
+    let taken = lease(&agent, &large, &json!({ "percentage": 10 })).expect("a lease");
     let _client = Client::start(&host, &taken.environment);
     agent.settle_reads();
-    let body = json!({"gpus": ["0"], "layout": {"entries": ["1g.10gb@4"]}, "wait_s": 600});
+    let body = json!({"selectors": ["0"], "layout_source": {"entries": ["1g.10gb@4"]}, "wait_s": 600});
     let waiting = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
-    share(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
-    let body = json!({"gpus": ["0"], "layout": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
+    lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
+    let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
     let second = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
     assert!(second.waits_for[0].contains(&format!("operation {} came first", waiting.id)), "{:?}", second.waits_for);
     assert_eq!(agent.cancel(&second.id).status, 202);
     assert_eq!(agent.follow(agent.operation(&second.id)).state, OperationState::RolledBack);
-    share(&agent, &small, &json!({ "percentage": 10 })).expect_err("the first operation takes it away, too");
+    lease(&agent, &small, &json!({ "percentage": 10 })).expect_err("the first operation takes it away, too");
     assert_eq!(agent.cancel(&waiting.id).status, 202);
     assert_eq!(agent.follow(agent.operation(&waiting.id)).state, OperationState::RolledBack);
-    share(&agent, &large, &json!({ "percentage": 10 })).expect("a share");
+    lease(&agent, &large, &json!({ "percentage": 10 })).expect("a lease");
 }

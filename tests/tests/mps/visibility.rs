@@ -1,4 +1,4 @@
-//! What a user sees of another user's share, program and MPS server, on each route.
+//! What a user sees of another user's lease, program and MPS server, on each route.
 
 use std::{
     fs,
@@ -6,14 +6,14 @@ use std::{
     process::{Command, Stdio},
 };
 
-use gpush_api::{Code, MpsShareTaken, MpsState};
+use gpush_api::{Code, LeaseGrant, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::Host,
-    mps::{Client, becomes, reaches},
+    mps::{Client, becomes, reaches, request},
 };
 use nix::unistd::geteuid;
-use serde_json::Value;
+use serde_json::{Value, json as object};
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
@@ -30,6 +30,8 @@ const ROUTES: &[&str] = &[
     "/v1/gpus/0",
     "/v1/mps",
     "/v1/mps/0",
+    "/v1/leases",
+    "/v1/leases/L1",
     "/v1/processes",
     "/v1/operations",
     "/v1/config",
@@ -84,16 +86,16 @@ fn names(value: &Value, number: u32) -> bool {
 fn other_users_process_and_server_are_hidden_on_each_route() {
     let Some((host, agent)) = start() else { return };
     let mut holder = Command::new("sleep").arg("600").uid(OWNER).gid(OWNER).spawn().expect("a process");
-    let body = format!("{{\"percentage\": 10, \"with_pid\": {}, \"for_s\": 3600}}", holder.id());
-    let taken = ask(&agent, OWNER, "POST", "/v1/mps/0/shares", &body);
-    let taken: MpsShareTaken = serde_json::from_str(&taken).unwrap_or_else(|error| panic!("{error}: {taken}"));
+    let body = object!({ "percentage": 10, "process": holder.id(), "duration_s": 3600 });
+    let taken = ask(&agent, OWNER, "POST", "/v1/leases", &request("0", &body).to_string());
+    let taken: LeaseGrant = serde_json::from_str(&taken).unwrap_or_else(|error| panic!("{error}: {taken}"));
     let client = Client::begin(&host, &taken.environment, Some(OWNER));
     assert!(client.says().starts_with("active"));
     let seen = becomes(&agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
     let (pid, server) = (client.pid().cast_unsigned(), seen.servers[0].pid.expect("root sees it"));
     assert_eq!(seen.clients[0].server, Some(server));
 
-    let hidden = [("client", pid), ("server", server), ("share's process", holder.id())];
+    let hidden = [("client", pid), ("server", server), ("bound process", holder.id())];
     for route in ROUTES {
         let answer = json(&agent, OTHER, route);
         for (what, pid) in hidden {
@@ -101,18 +103,31 @@ fn other_users_process_and_server_are_hidden_on_each_route() {
         }
         assert!(!answer.to_string().contains("mps-client"), "{route} shows a command: {answer}");
     }
-    // The share is shown, with its user and end.
+    // The lease is shown, with its user and end.
     let other = json(&agent, OTHER, "/v1/mps/0");
-    let share = &other["shares"][0];
-    assert_eq!((share["by"]["uid"].as_u64(), share["id"].as_str()), (Some(OWNER.into()), Some(&*taken.share.id)));
-    assert!(share["by"]["user"] == "nobody" && share["expires_at"].is_string(), "{other}");
+    let shown = &other["leases"][0];
+    let id = taken.lease.id.to_string();
+    assert_eq!((shown["holder"]["uid"].as_u64(), shown["id"].as_str()), (Some(OWNER.into()), Some(&*id)));
+    assert!(shown["holder"]["user"] == "nobody" && shown["expires_at"].is_string(), "{other}");
+    assert!(shown["request"].is_null() && shown["asked_by"].is_null(), "{other}");
     assert!(other["servers"][0]["uid"].is_null() && other["clients"][0]["uid"].is_null(), "{other}");
     // Its owner sees all of it.
     let own = json(&agent, OWNER, "/v1/mps/0");
     assert!(hidden.iter().all(|(_, pid)| names(&own, *pid)), "{own}");
-    // Releasing another user's share looks like releasing none.
-    let refused = |id: &str| ask(&agent, OTHER, "DELETE", &format!("/v1/mps/shares/{id}"), "").replace(id, "ID");
-    assert_eq!(refused(&taken.share.id), refused("s4711"));
+    // Another user's lease can be seen, and neither used nor changed.
+    for (method, path, body) in [
+        ("POST", "release", "{}"),
+        ("POST", "renew", "{\"duration_s\": 60}"),
+        ("POST", "revoke", "{\"reason\": \"mine\", \"end\": true}"),
+        ("GET", "environment", ""),
+    ] {
+        let told = ask(&agent, OTHER, method, &format!("/v1/leases/{id}/{path}"), body);
+        assert!(told.contains("\"denied\""), "{path}: {told}");
+    }
+    let for_another = object!({ "percentage": 1, "holder_uid": OWNER });
+    let told = ask(&agent, OTHER, "POST", "/v1/leases", &request("0", &for_another).to_string());
+    assert!(told.contains("\"denied\""), "{told}");
+    assert_eq!(json(&agent, OWNER, &format!("/v1/leases/{id}"))["state"], "active");
     client.end();
     holder.kill().and_then(|()| holder.wait()).expect("it ends");
 }
@@ -122,7 +137,8 @@ fn share_with_another_users_process_is_refused_like_one_with_no_process() {
     let Some((_host, agent)) = start() else { return };
     let mut holder = Command::new("sleep").arg("600").uid(OWNER).gid(OWNER).spawn().expect("a process");
     let refused = |pid: u32| {
-        let told = ask(&agent, OTHER, "POST", "/v1/mps/0/shares", &format!("{{\"with_pid\": {pid}}}"));
+        let body = request("0", &object!({ "process": pid })).to_string();
+        let told = ask(&agent, OTHER, "POST", "/v1/leases", &body);
         let error: gpush_api::ApiError = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
         assert_eq!(error.code, Code::BadRequest, "{told}");
         told.replace(&pid.to_string(), "PID")

@@ -59,6 +59,6 @@ fn a_program_is_allowed_by_its_file_and_one_that_can_not_be_compared_is_left() {
     assert!(same.lives() && before.lives());
     // What gpushd can't see is said; what only is not there is not.
     let health: Health = serde_json::from_value(agent.get("/v1/health").json()).expect("health");
-    let told: Vec<&str> = health.causes.iter().map(|cause| cause.message.as_str()).collect();
+    let told: Vec<&str> = health.errors.iter().map(|cause| cause.message.as_str()).collect();
     assert_eq!(told, [format!("processes.allow names {hidden}, which gpushd can't see")]);
 }

@@ -11,10 +11,10 @@ fn whoever_names_no_share_is_a_stray_and_only_shown_unless_the_config_says_more(
     let (mut stray, mut guest) = stray_and_guest(&host, &agent);
     let seen = agent
         .until("the stray is seen", || listed(&agent, stray.pid().cast_unsigned()).filter(|one| one.stray.is_some()));
-    assert_eq!(seen.stray.as_deref(), Some("it took none of its user's shares"));
-    assert_eq!((seen.process.kind, seen.process.uid, seen.done), (ProcessKind::MpsClient, Some(NOBODY), None));
+    assert_eq!(seen.stray.as_deref(), Some("it names none of its user's leases"));
+    assert_eq!((seen.process.kind, seen.process.uid, seen.stray_action), (ProcessKind::MpsClient, Some(NOBODY), None));
     let seen = listed(&agent, guest.pid().cast_unsigned()).expect("the guest is seen");
-    assert!(seen.stray.is_none() && seen.share.is_some_and(|share| share.starts_with('s')));
+    assert!(seen.stray.is_none() && seen.lease.is_some_and(|lease| lease.starts_with('L')));
     // Its servers belong there, whoever they run as.
     let all: GpuProcesses = serde_json::from_value(agent.get("/v1/processes").json()).unwrap();
     assert_eq!(all.processes.iter().filter(|one| one.stray.is_some()).count(), 1, "{all:#?}");
@@ -37,7 +37,7 @@ fn one_is_warned_of_once_and_left() {
     let log = agent.wait_for_log(&format!("stray process {} ", other.pid()));
     let mut warned = log.lines().filter(|line| line.contains("WARN") && line.contains(&draws.pid().to_string()));
     let warning = warned.next().expect("a warning");
-    assert!(warning.contains("it draws, and has no share") && warning.contains("uid=\"65534\""), "{warning}");
+    assert!(warning.contains("it draws, and has no lease") && warning.contains("uid=\"65534\""), "{warning}");
     assert_eq!((warned.next(), draws.lives()), (None, true));
 }
 
@@ -47,13 +47,12 @@ fn a_stray_of_a_user_without_share_is_ended_and_what_share_holders_do_is_left() 
     let (mut theirs, mut guest) = stray_and_guest(&host, &agent);
     // Past MPS, and root's: told, and left.
     let root = host.process("--gpu 0 --kind compute");
-    let left = agent.until("what is done about root's is told", || listed(&agent, root)?.done);
+    let left = agent.until("what is done about root's is told", || listed(&agent, root)?.stray_action);
     assert_eq!(left, "left: root's processes are never ended");
-    assert_eq!(done(&agent, theirs.pid().cast_unsigned()), "left: its user has a share");
-    let mut renewed =
-        Job::start(std::process::Command::new("/bin/sleep").arg("1000").env("GPUSH_MPS_SHARE", "s1"), NOBODY);
+    assert_eq!(done(&agent, theirs.pid().cast_unsigned()), "left: its user holds a lease");
+    let mut renewed = Job::start(std::process::Command::new("/bin/sleep").arg("1000").env("GPUSH_LEASE", "s1"), NOBODY);
     renewed = renewed.on(&host, "--gpu 0 --kind mps");
-    assert_eq!(done(&agent, renewed.pid()), "left: its user has a share");
+    assert_eq!(done(&agent, renewed.pid()), "left: its user holds a lease");
     witness(&host, &agent, "--gpu 0 --kind compute");
     agent.wait_for_log("asked to end");
     assert!(guest.lives() && guest.said().is_empty() && theirs.lives() && renewed.lives());
@@ -95,7 +94,7 @@ fn one_that_ignores_the_question_is_killed_and_everybody_is_told_who_it_was() {
     let trail: Vec<_> = trail.into_iter().filter(|record| record.action == "process.end").collect();
     assert_eq!(trail.iter().map(|record| record.result.as_str()).collect::<Vec<_>>(), ["asked to end", "killed"]);
     for record in trail {
-        assert!(record.by.is_none() && record.object == asked.uuid);
+        assert!(record.by.is_none() && record.object == asked.gpu_uuid);
         let detail = record.detail;
         assert_eq!((&detail["pid"], &detail["uid"]), (&deaf.pid().into(), &NOBODY.into()), "{detail}");
         assert_eq!(detail["reason"], "it computes past MPS");

@@ -5,17 +5,17 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::{END, Job, NOBODY, done, share_of, share_shown, start, witness};
+use super::{END, Job, NOBODY, done, lease_of, lease_shown, start, witness};
 
 const PLACE: &str = "--gpu 0 --kind mps";
 
 #[test]
 fn a_job_whose_environment_tells_nothing_is_shown_and_left() {
     let Some((host, agent)) = start("a job without environment", END) else { return };
-    let _share = share_of(NOBODY, &host, &agent);
+    let _share = lease_of(NOBODY, &agent);
     // None at all: as of one that has written over it, or is being executed.
     let mut job = Job::start(Command::new("/bin/sleep").arg("1000").env_clear(), NOBODY).on(&host, PLACE);
-    assert_eq!(done(&agent, job.pid()), "left: its user has a share");
+    assert_eq!(done(&agent, job.pid()), "left: its user holds a lease");
     // As setproctitle does it.
     let clobber = "f=open('/proc/self/stat').read().rsplit(')',1)[1].split()\n\
                    import ctypes,time\n\
@@ -23,13 +23,13 @@ fn a_job_whose_environment_tells_nothing_is_shown_and_left() {
                    print('done',flush=True);time.sleep(1000)";
     if std::path::Path::new("/usr/bin/python3").exists() {
         let mut command = Command::new("/usr/bin/python3");
-        command.args(["-c", clobber]).stdout(Stdio::piped()).env("GPUSH_MPS_SHARE", "s1");
+        command.args(["-c", clobber]).stdout(Stdio::piped()).env("GPUSH_LEASE", "s1");
         let mut titled = Job::start(&mut command, NOBODY);
         let mut line = String::new();
         let out = titled.0.stdout.take().expect("piped");
         std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("it says when");
         titled = titled.on(&host, PLACE);
-        assert_eq!(done(&agent, titled.pid()), "left: its user has a share");
+        assert_eq!(done(&agent, titled.pid()), "left: its user holds a lease");
         assert!(titled.lives());
     }
     witness(&host, &agent, "--gpu 0 --kind compute");
@@ -39,32 +39,32 @@ fn a_job_whose_environment_tells_nothing_is_shown_and_left() {
 #[test]
 fn a_share_counts_wherever_it_stands_and_is_remembered() {
     let Some((host, agent)) = start("jobs that hide their share", END) else { return };
-    let share = share_of(NOBODY, &host, &agent).share.id;
+    let share = lease_of(NOBODY, &agent).lease.id.to_string();
     // Behind more than most have.
     let mut command = Command::new("/bin/sleep");
-    command.arg("1000").env("GPUSH_MPS_SHARE", &share);
+    command.arg("1000").env("GPUSH_LEASE", &share);
     for name in ["A1", "A2", "A3"] {
         command.env(name, "x".repeat(100 << 10));
     }
     let mut long = Job::start(&mut command, NOBODY).on(&host, PLACE);
-    assert_eq!(share_shown(&agent, long.pid()).as_deref(), Some(share.as_str()));
+    assert_eq!(lease_shown(&agent, long.pid()).as_deref(), Some(share.as_str()));
 
     // Seen with it, and then another program of the same process, which names none.
     let script = "read line; exec /usr/bin/env -i A=b /bin/sleep 1000";
     let mut command = Command::new("/bin/sh");
-    command.args(["-c", script]).env("GPUSH_MPS_SHARE", &share);
+    command.args(["-c", script]).env("GPUSH_LEASE", &share);
     let mut changed = Job::start(&mut command, NOBODY).on(&host, PLACE);
-    assert_eq!(share_shown(&agent, changed.pid()).as_deref(), Some(share.as_str()));
+    assert_eq!(lease_shown(&agent, changed.pid()).as_deref(), Some(share.as_str()));
     changed.0.stdin.take().expect("piped").write_all(b"go\n").expect("it reads");
     agent.until("it is another program", || {
         std::fs::read(format!("/proc/{}/environ", changed.pid())).is_ok_and(|now| now == b"A=b\0").then_some(())
     });
-    assert_eq!(share_shown(&agent, changed.pid()).as_deref(), Some(share.as_str()));
+    assert_eq!(lease_shown(&agent, changed.pid()).as_deref(), Some(share.as_str()));
 
     // Started by one that has it.
     let script = "/usr/bin/env -i A=b /bin/sleep 1000 & echo $!; wait";
     let mut command = Command::new("/bin/sh");
-    command.args(["-c", script]).stdout(Stdio::piped()).env("GPUSH_MPS_SHARE", &share);
+    command.args(["-c", script]).stdout(Stdio::piped()).env("GPUSH_LEASE", &share);
     let mut parent = Job::start(&mut command, NOBODY);
     let mut line = String::new();
     let out = parent.0.stdout.take().expect("piped");
@@ -74,7 +74,7 @@ fn a_share_counts_wherever_it_stands_and_is_remembered() {
         std::fs::read(format!("/proc/{child}/environ")).is_ok_and(|now| now == b"A=b\0").then_some(())
     });
     host.sim("process", &["add", "--gpu", "0", "--kind", "mps", "--pid", &child.to_string()]);
-    assert_eq!(share_shown(&agent, child).as_deref(), Some(share.as_str()));
+    assert_eq!(lease_shown(&agent, child).as_deref(), Some(share.as_str()));
 
     witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(long.lives() && changed.lives() && parent.lives());

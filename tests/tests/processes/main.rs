@@ -25,11 +25,11 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use gpush_api::{EventKind, GpuProcess, GpuProcesses, Happening, MpsShareTaken, MpsState, StrayChange, StrayStep};
+use gpush_api::{EventKind, GpuProcess, GpuProcesses, Happening, LeaseGrant, MpsState, StrayChange, StrayStep};
 use gpush_tests::{
     agent::{Agent, Listener},
-    host::{Host, program},
-    mps::{Client, reaches},
+    host::Host,
+    mps::{Client, lease_for, reaches},
 };
 use nix::unistd::geteuid;
 
@@ -40,7 +40,7 @@ const END: &str = "[processes]\nstray = \"end\"\ngrace_s = 1\n";
 
 /// The user `nobody`.
 const NOBODY: u32 = 65534;
-/// A user who has no share.
+/// A user without a lease.
 const OTHER: u32 = 65532;
 
 fn start(what: &str, processes: &str) -> Option<(Host, Agent)> {
@@ -62,20 +62,15 @@ fn start_on(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
     Some((host, agent))
 }
 
-/// A share of another user's.
-fn share_of(uid: u32, host: &Host, agent: &Agent) -> MpsShareTaken {
-    let mut command = host.command(program("gpushctl"));
-    command.args(["mps", "env", "0", "--json", "--for", "1h"]).env("GPUSH_SOCKET", agent.socket());
-    command.stdin(Stdio::null()).uid(uid).gid(uid).current_dir("/").env("HOME", "/");
-    let output = command.output().expect("gpushctl");
-    assert!(output.status.success(), "{output:?}");
-    serde_json::from_slice(&output.stdout).expect("a share")
+/// A lease of another user.
+fn lease_of(uid: u32, agent: &Agent) -> LeaseGrant {
+    lease_for(agent, uid, "0", &serde_json::json!({ "duration_s": 3600 })).expect("a lease")
 }
 
 /// A client of that user that names no share, and one that does.
 fn stray_and_guest(host: &Host, agent: &Agent) -> (Client, Client) {
-    let taken = share_of(NOBODY, host, agent);
-    let bare: Vec<_> = taken.environment.iter().filter(|(name, _)| name != "GPUSH_MPS_SHARE").cloned().collect();
+    let taken = lease_of(NOBODY, agent);
+    let bare: Vec<_> = taken.environment.iter().filter(|(name, _)| name != "GPUSH_LEASE").cloned().collect();
     let guest = Client::begin(host, &taken.environment, Some(NOBODY));
     assert!(guest.says().starts_with("active"));
     let stray = Client::begin(host, &bare, Some(NOBODY));
@@ -92,13 +87,13 @@ fn listed(agent: &Agent, pid: u32) -> Option<GpuProcess> {
 }
 
 /// The share that a process is shown with, once it is listed.
-fn share_shown(agent: &Agent, pid: u32) -> Option<String> {
-    agent.until("it is listed", || listed(agent, pid)).share
+fn lease_shown(agent: &Agent, pid: u32) -> Option<String> {
+    agent.until("it is listed", || listed(agent, pid)).lease
 }
 
 /// What is done about a process, once something is.
 fn done(agent: &Agent, pid: u32) -> String {
-    agent.until("what is done about it is told", || listed(agent, pid)?.done)
+    agent.until("what is done about it is told", || listed(agent, pid)?.stray_action)
 }
 
 /// A program of some user that the driver lists on a GPU; killed when dropped.

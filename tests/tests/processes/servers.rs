@@ -6,14 +6,14 @@ use gpush_tests::{
     mps::{Client, Role, base, clear_faults, fault, parts, reaches},
 };
 
-use super::{END, HOST, NOBODY, RULE, all, listed, share_of, start_on, witness};
+use super::{END, HOST, NOBODY, RULE, all, lease_of, listed, start_on, witness};
 
 #[test]
 fn a_server_that_no_look_has_seen_yet_is_none_and_is_shown_as_what_it_is() {
     // The daemon is next looked at in a while: what it says of its servers is from before there was one.
     let config = format!("{END}[mps]\nhealth_s = 3600\n{RULE}");
     let Some((host, agent)) = start_on("servers that are new", HOST, &config) else { return };
-    let taken = share_of(NOBODY, &host, &agent);
+    let taken = lease_of(NOBODY, &agent);
     let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
     assert!(client.says().starts_with("active"));
     witness(&host, &agent, "--gpu 0 --kind compute");
@@ -27,7 +27,7 @@ fn a_server_that_no_look_has_seen_yet_is_none_and_is_shown_as_what_it_is() {
 fn a_server_of_a_daemon_that_does_not_answer_a_new_agent_is_none() {
     let config = format!("{END}[mps]\nhealth_s = 1\n{RULE}");
     let Some((host, agent)) = start_on("servers of a silent daemon", HOST, &config) else { return };
-    let taken = share_of(NOBODY, &host, &agent);
+    let taken = lease_of(NOBODY, &agent);
     let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
     assert!(client.says().starts_with("active"));
     agent.stop();

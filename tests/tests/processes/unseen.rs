@@ -7,7 +7,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-use super::{END, FAST, HOST, Job, NOBODY, OTHER, RULE, done, listed, share_of, start, start_on, told, witness};
+use super::{END, FAST, HOST, Job, NOBODY, OTHER, RULE, done, lease_of, listed, start, start_on, told, witness};
 
 const TWO: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 
@@ -37,7 +37,7 @@ fn in_maintenance_nobody_is_a_stray() {
     assert!(done(&agent, deaf.pid()).starts_with("asked to end"));
     assert_eq!(agent.post("/v1/maintenance/enter", &json!({ "reason": "x" })).status, 200);
     let seen = listed(&agent, deaf.pid()).expect("it is shown as it was");
-    assert_eq!((seen.stray, seen.done), (None, None));
+    assert_eq!((seen.stray, seen.stray_action), (None, None));
     assert!(deaf.lives());
 }
 
@@ -46,7 +46,7 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
     let config = format!("{END}{FAST}{RULE}");
     let Some((host, agent)) = start_on("strays with the database lost", HOST, &config) else { return };
     let before = reaches(&agent, "0", MpsState::Ready);
-    let taken = share_of(NOBODY, &host, &agent);
+    let taken = lease_of(NOBODY, &agent);
     let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
     assert!(client.says().starts_with("active"));
     let mut setup = Setup::on(&host);
@@ -65,7 +65,7 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
         listed(&agent, pid).filter(|one| one.process.kind == ProcessKind::MpsClient)
     });
     let seen = listed(&agent, client.pid().cast_unsigned()).expect("it is listed");
-    assert_eq!((seen.stray, seen.done), (None, None));
+    assert_eq!((seen.stray, seen.stray_action), (None, None));
     assert!(client.lives() && client.said().is_empty());
     assert_eq!(agent.post("/v1/recover", &json!({})).status, 200);
     // Nobody knows of its share any more, and it may have had one: also when gpushd is started anew.
@@ -73,7 +73,7 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
     let left = |agent: &Agent| {
         agent.until("it is left", || {
             let seen = listed(agent, pid)?;
-            seen.done.filter(|done| done.contains("from before the database was lost"))
+            seen.stray_action.filter(|done| done.contains("from before the database was lost"))
         })
     };
     left(&agent);
@@ -92,7 +92,7 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
     // And so does its compute mode, until the rule is another.
     drop(client);
     agent.reload("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
-    let wanted = json!({ "gpus": ["0"], "layout": "wanted" });
+    let wanted = json!({ "selectors": ["0"], "layout_source": "wanted" });
     assert_eq!(agent.follow(agent.begin_with(&wanted).expect("it begins")).state, gpush_api::OperationState::Done);
     assert_eq!(agent.gpu(0).compute_mode.unwrap_or_default(), gpush_api::ComputeMode::Default);
 }

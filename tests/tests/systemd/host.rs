@@ -1,16 +1,16 @@
-//! gpushd as a service of a real systemd: installed by hand in a machine of its own, with a
-//! simulated host, within the sandbox of its unit.
+//! gpushd as a service of a real systemd: installed from files in a container, with a simulated host, within
+//! the sandbox of its unit.
 
 use gpush_tests::machine::Machine;
 
-/// Two GPUs: one that can be partitioned as it is, one that needs a reset for it.
+/// Two GPUs: one can be partitioned at once, one needs a reset first.
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = false\n";
 
-/// Highest figures of `systemd-analyze security` that are accepted.
+/// Highest accepted figures of `systemd-analyze security`.
 const GPUSHD_EXPOSURE: f64 = 3.3;
 const MPS_EXPOSURE: f64 = 5.2;
 
-/// A machine with gpush installed and the simulated GPUs; `None` where there can be none.
+/// Starts a machine with gpush installed and the simulated GPUs; returns `None` where that is not possible.
 fn machine(what: &str) -> Option<Machine> {
     let machine = Machine::boot(what)?;
     println!("booted in {:.2} s", machine.boot.as_secs_f64());
@@ -20,9 +20,9 @@ fn machine(what: &str) -> Option<Machine> {
 }
 
 #[test]
-fn the_service_starts_reloads_comes_back_and_stops() {
+fn service_starts_reloads_recovers_and_stops() {
     let Some(machine) = machine("gpushd under systemd") else { return };
-    // Type=notify: it returns once gpushd is ready.
+    // Type=notify: the command returns once gpushd is ready.
     machine.sh("systemctl start gpushd.service");
     let first = machine.main_pid("gpushd.service");
     assert_eq!(machine.property("gpushd.service", "ActiveState"), "active");
@@ -33,7 +33,7 @@ fn the_service_starts_reloads_comes_back_and_stops() {
     let status = machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl status");
     assert!(status.contains("A100"), "{status}");
 
-    // Within its sandbox it changes the hardware, and resets a GPU through a unit beside its own.
+    // Within its sandbox gpushd changes the hardware, and resets a GPU through a helper unit.
     let sandbox = machine.sh(&format!("cat /proc/{first}/status"));
     assert!(sandbox.lines().any(|line| line == "NoNewPrivs:\t1"), "{sandbox}");
     for gpu in ["0", "1"] {
@@ -53,7 +53,7 @@ fn the_service_starts_reloads_comes_back_and_stops() {
     assert_ne!(second, first);
     let _ = machine.sh("gpushctl status");
 
-    // The sockets stay, so a client that comes meanwhile waits for the next gpushd.
+    // The sockets remain, so a client that connects meanwhile waits for the next gpushd.
     machine.kill(second);
     let _ = machine.sh("gpushctl status");
     let third = machine.main_pid("gpushd.service");
@@ -72,7 +72,7 @@ fn the_service_starts_reloads_comes_back_and_stops() {
 }
 
 #[test]
-fn systemd_has_nothing_to_say_of_the_units() {
+fn systemd_logs_no_warning_about_units() {
     let Some(machine) = machine("systemd-analyze of the installed units") else { return };
     let said = machine.sh("systemd-analyze verify --man=no /usr/lib/systemd/system/gpush* 2>&1");
     assert_eq!(said, "");
@@ -86,7 +86,7 @@ fn systemd_has_nothing_to_say_of_the_units() {
     }
 }
 
-/// The sandbox keeps gpushd from nothing that it needs: the marker can be written, and memory is bounded.
+/// The sandbox permits what gpushd needs: it can write the marker, and memory is limited.
 #[test]
 fn emptied_state_directory_under_systemd_is_reported() {
     let Some(machine) = machine("an emptied state directory under systemd") else { return };

@@ -16,7 +16,7 @@ fn machine(what: &str) -> Option<Machine> {
     Some(machine)
 }
 
-/// The machine serves, with the simulated GPU seen by gpushd.
+/// Adds a simulated GPU to the machine and waits until gpushd shows it.
 fn with_gpu(machine: &Machine) {
     machine.simulated_host(HOST);
     machine.sh("systemctl restart gpushd.service");
@@ -34,9 +34,9 @@ fn installed_package_serves_without_config_driver_and_gpu() {
     let _ = machine.sh("gpushctl config check");
     assert_eq!(machine.property("gpushd.service", "NRestarts"), "0");
     assert_eq!(machine.sh("stat -c '%a %G' /run/gpush/gpushd.sock /run/gpush/admin.sock"), "666 gpush\n600 root");
-    // Every file has the sum that the package names.
+    // Every file has the checksum that the package lists.
     assert_eq!(machine.sh("dpkg --verify gpush"), "");
-    // A user reaches the agent, and so does a hook of root.
+    // A user can connect to the agent, and so can a hook of root.
     let _ = machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl version");
     assert!(machine.sh("zcat /usr/share/man/man1/gpushctl.1.gz | head -5").contains("gpushctl"));
 }
@@ -53,7 +53,7 @@ fn upgrade_fails_no_request_and_keeps_config_layout_and_sockets() {
     let (agent, socket) =
         (machine.main_pid("gpushd.service"), machine.property("gpushd.socket", "InactiveExitTimestamp"));
 
-    // Requests without a pause, from before the upgrade until after it.
+    // Continuous requests, from before the upgrade until after it.
     machine.sh("mkdir /run/load && systemd-run --quiet --unit=load sh -c \
         'until [ -e /run/load/stop ]; do if gpushctl version >/dev/null 2>>/run/load/errors; \
          then echo >>/run/load/answered; else echo >>/run/load/failed; fi; done'");
@@ -72,7 +72,7 @@ fn upgrade_fails_no_request_and_keeps_config_layout_and_sockets() {
     assert_eq!(machine.property("gpushd.socket", "InactiveExitTimestamp"), socket, "the socket was not restarted");
     assert_eq!(machine.sh("gpushctl --json status | grep -o 'MIG-[0-9a-f-]*' | sort -u"), before);
     assert!(machine.sh(&format!("cat {CONFIG}")).contains("3g.40gb"), "the administrator's config is kept");
-    // A disabled unit stays disabled over an upgrade.
+    // A disabled unit stays disabled after an upgrade.
     machine.sh("systemctl disable gpushd.service 2>&1");
     let _ = machine.install_package(None);
     assert_eq!(machine.run("systemctl is-enabled gpushd.service").stdout, b"disabled\n");
@@ -93,7 +93,7 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group() {
     assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
     machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}"));
 
-    // What was recorded is there again after the package is installed again.
+    // Recorded state is available when the package is installed again.
     let _ = machine.install_package(None);
     let history = machine.sh("gpushctl operation list");
     assert!(history.contains("op-1"), "{history}");
@@ -128,7 +128,7 @@ fn package_refuses_old_kernel_and_newer_database() {
     let newer = machine.run(&install);
     let said = String::from_utf8_lossy(&newer.stdout).into_owned();
     assert!(!newer.status.success() && said.contains("/var/lib/gpush/gpush.db has schema 256"), "{said}");
-    // The way out that it names works.
+    // The command that the message suggests works.
     let way = said.lines().find_map(|line| line.split_once("  systemctl stop")).expect("a command").1.to_owned();
     let _ = machine.run(&format!("systemctl stop{way}"));
     let _ = machine.sh(&install);

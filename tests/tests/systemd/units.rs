@@ -1,5 +1,5 @@
-//! The systemd units and their snippets: systemd itself understands them, and they say what the
-//! agent relies on.
+//! The systemd units and their drop-ins: systemd accepts them, and they contain the settings that the agent
+//! depends on.
 
 use std::{path::PathBuf, process::Command};
 
@@ -12,13 +12,13 @@ fn read(path: &str) -> String {
 }
 
 #[test]
-fn systemd_finds_nothing_wrong_with_the_units() {
+fn systemd_verify_accepts_units() {
     let Ok(version) = Command::new("systemd-analyze").arg("--version").output() else {
         println!("skipped: systemd-analyze is not installed");
         return;
     };
     println!("{}", String::from_utf8_lossy(&version.stdout).lines().next().unwrap_or_default());
-    // With the program where the unit has it, in a root of our own: verify looks for it.
+    // The program is at the unit's path, in a root directory for this test: verify looks for it.
     let scratch = tempfile::tempdir().unwrap();
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no", "--recursive-errors=no"]);
@@ -38,7 +38,7 @@ fn systemd_finds_nothing_wrong_with_the_units() {
 }
 
 #[test]
-fn the_units_keep_what_the_agent_relies_on() {
+fn units_contain_required_settings() {
     let service = read("systemd/gpushd.service");
     let socket = read("systemd/gpushd.socket");
     let admin = read("systemd/gpushd-admin.socket");
@@ -55,7 +55,7 @@ fn the_units_keep_what_the_agent_relies_on() {
     ] {
         assert!(service.lines().any(|found| found == line), "{line}");
     }
-    // The path of the socket, its directory and its group are one thing said in three files.
+    // The path of the socket, its directory and its group must agree in three files.
     assert!(socket.contains("ListenStream=/run/gpush/gpushd.sock\n") && socket.contains("SocketGroup=gpush\n"));
     assert!(read("packaging/tmpfiles.d/gpush.conf").contains("d /run/gpush 0755 root gpush -\n"));
     assert!(read("packaging/sysusers.d/gpush.conf").contains("g gpush -\n"));
@@ -64,7 +64,7 @@ fn the_units_keep_what_the_agent_relies_on() {
 }
 
 #[test]
-fn units_of_mps_daemons_are_bound_to_nothing_of_the_agents() {
+fn mps_units_do_not_depend_on_agent() {
     let unit = read("systemd/gpushd-mps@.service");
     for line in [
         "Type=exec",

@@ -1,4 +1,4 @@
-//! What the stand-in for `nvidia-smi compute-policy` prints, read as gpushd reads it.
+//! Output of the simulated `nvidia-smi compute-policy`, parsed as gpushd parses it.
 
 #![allow(clippy::unwrap_used)] // A test says what failed by panicking.
 
@@ -6,7 +6,7 @@ use gpush_api::TimesliceLevel;
 use gpush_core::compute_policy::{Told, level_of, levels};
 use gpush_tests::host::Host;
 
-/// Exit code and all output of `nvidia-smi compute-policy ARGS…`.
+/// Returns exit code and all output of `nvidia-smi compute-policy ARGS…`.
 fn run(host: &Host, arguments: &str) -> (i32, String) {
     let mut command = host.command(host.dir().join("bin/nvidia-smi"));
     let output = command.arg("compute-policy").args(arguments.split_whitespace()).output().unwrap();

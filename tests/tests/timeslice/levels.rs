@@ -1,5 +1,5 @@
-//! GPUs that take turns: level and compute mode through the real programs, kept, lost, put right and put
-//! back; and an nvidia-smi that can't, fails, hangs or is not there.
+//! Time-sliced GPUs: level and compute mode through the real programs, kept, lost, repaired and restored; and
+//! an nvidia-smi that is unsupported, fails, hangs or is missing.
 
 #![allow(clippy::unwrap_used)] // A test says what failed by panicking.
 
@@ -17,14 +17,14 @@ use nix::sys::signal::Signal;
 /// Two GPUs with MIG mode off, and one without MIG.
 const THREE: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = false\ncount = 2\n[[gpu]]\nmodel = \"t4\"\n";
 
-/// The first GPU and the last take long turns, one program at a time.
+/// The first and the last GPU have long time slices and one process at a time.
 const LONG: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"timeslice\"\n\
-    timeslice = { replicas = 4, level = \"long\", compute_mode = \"exclusive_process\" }\n";
+    timeslice = { replicas = 1, level = \"long\", compute_mode = \"exclusive_process\" }\n";
 
-/// Nobody takes turns.
+/// No GPU is time-sliced.
 const NOBODY: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"exclusive\"\n";
 
-/// Level and compute mode of each GPU, past the agent.
+/// Returns level and compute mode of each GPU, read without the agent.
 fn truth(host: &Host) -> Vec<(String, u64)> {
     let show = host.show();
     let gpus = show["gpus"].as_array().unwrap().iter();
@@ -41,7 +41,7 @@ fn are(host: &Host, expected: [(&str, u64); 3]) -> bool {
 const SET: [(&str, u64); 3] = [("long", 3), ("default", 0), ("long", 3)];
 const NOT_SET: [(&str, u64); 3] = [("default", 0); 3];
 
-/// Levels that were set, by GPU.
+/// Returns the levels that were set, with their GPUs.
 fn sets(host: &Host) -> Vec<(Option<u32>, String)> {
     let calls = host.trace().into_iter().filter(|call| call.function == "compute-policy-set");
     calls.map(|call| (call.gpu, call.arguments)).collect()
@@ -51,7 +51,7 @@ fn turns(agent: &Agent, gpu: u32) -> TimesliceView {
     agent.gpu(gpu).timeslice.unwrap_or_else(|| panic!("GPU {gpu} takes turns:\n{}", agent.log()))
 }
 
-/// Waits until the GPUs that take turns are shown to have what they shall have.
+/// Waits until the API shows the time-sliced GPUs with their desired settings.
 fn await_kept(agent: &Agent) {
     agent.await_that("GPUs at their level", || {
         agent.gpus().iter().all(|gpu| {
@@ -76,14 +76,14 @@ fn health(agent: &Agent) -> Health {
     serde_json::from_value(agent.get("/v1/health").json()).unwrap()
 }
 
-/// What health says of nvidia-smi and levels, all in one text.
+/// Returns what health reports about nvidia-smi and levels, as one text.
 fn troubles(agent: &Agent) -> String {
-    let causes = health(agent).causes.into_iter();
+    let causes = health(agent).errors.into_iter();
     causes.map(|one| format!("{}: {}; ", one.message, one.causes.join("; "))).collect()
 }
 
 #[test]
-fn it_is_set_at_start_read_back_and_not_set_again_by_the_next_agent() {
+fn level_is_set_at_start_and_not_again_by_next_agent() {
     let host = Host::up(THREE);
     host.start_trace();
     let agent = Agent::start(&host, LONG);
@@ -92,11 +92,11 @@ fn it_is_set_at_start_read_back_and_not_set_again_by_the_next_agent() {
     let of = |gpu, value: &str| (Some(gpu), format!("value={value}"));
     assert_eq!(sets(&host), [of(0, "Long"), of(2, "Long")]);
     let view = turns(&agent, 0);
-    assert_eq!((view.replicas, view.wanted, view.state), (4, TimesliceLevel::Long, TimesliceState::Known));
+    assert_eq!((view.replicas, view.wanted, view.state), (1, TimesliceLevel::Long, TimesliceState::Known));
     assert!(view.since.is_some() && view.reason.is_none(), "{view:?}");
     assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
     assert_eq!(agent.gpu(1).timeslice, None);
-    assert!(health(&agent).causes.is_empty());
+    assert!(health(&agent).errors.is_empty());
     agent.wait_for_log("its time-slice level is long now, it was default");
     agent.stop();
     let calls = host.trace().len();
@@ -107,7 +107,7 @@ fn it_is_set_at_start_read_back_and_not_set_again_by_the_next_agent() {
 }
 
 #[test]
-fn what_the_driver_forgets_is_set_again() {
+fn forgotten_level_is_set_again() {
     let host = Host::up(THREE);
     let agent = Agent::start(&host, LONG);
     await_kept(&agent);
@@ -117,11 +117,11 @@ fn what_the_driver_forgets_is_set_again() {
     let agent = Agent::start(&host, LONG);
     await_kept(&agent);
     assert!(are(&host, SET), "after a reboot: {:?}", truth(&host));
-    // Without persistence mode the settings go with the last one that has the GPU open.
+    // Without persistence mode, the driver loses the settings when the last process closes the GPU.
     smi(&host, "-pm 0");
     let ask = |verb: &str| agent.post(&format!("/v1/maintenance/{verb}"), &serde_json::json!({})).status;
     assert_eq!(ask("enter") / 100, 2, "{}", agent.log());
-    // The next one that has it open finds it put down.
+    // The next process that opens the GPU finds the defaults.
     smi(&host, "-pm 0");
     assert!(are(&host, NOT_SET), "{:?}", truth(&host));
     assert_eq!(ask("leave") / 100, 2);
@@ -130,7 +130,7 @@ fn what_the_driver_forgets_is_set_again() {
 }
 
 #[tokio::test]
-async fn somebody_elses_doing_is_drift_and_put_right() {
+async fn foreign_level_is_drift_and_is_repaired() {
     let host = Host::up(THREE);
     let mut agent = Agent::start(&host, LONG);
     await_kept(&agent);
@@ -139,9 +139,9 @@ async fn somebody_elses_doing_is_drift_and_put_right() {
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(2);
     driver.set_compute_mode(&uuid, ComputeMode::Default).await.unwrap();
-    // A level shows within a minute, or when it is looked for.
+    // A changed level is noticed within a minute, or on request.
     reload(&mut agent, LONG);
-    agent.await_that("both put right", || are(&host, SET));
+    agent.await_that("both repaired", || are(&host, SET));
     await_kept(&agent);
     for said in
         ["its time-slice level was default against the config", "its compute mode was DEFAULT against the config"]
@@ -156,7 +156,7 @@ async fn somebody_elses_doing_is_drift_and_put_right() {
 }
 
 #[test]
-fn a_minute_is_how_long_a_hand_goes_unseen_and_nvidia_smi_rests() {
+fn level_is_polled_once_a_minute() {
     let host = Host::up(THREE);
     let around = Around::of(&host);
     let agent = Agent::start(&host, &(around.config(&[], "") + LONG));
@@ -166,7 +166,7 @@ fn a_minute_is_how_long_a_hand_goes_unseen_and_nvidia_smi_rests() {
     smi(&host, "compute-policy --set-timeslice 0 -i 0");
     while !are(&host, SET) {
         assert!(begun.elapsed() < Duration::from_secs(100), "{}", agent.log());
-        // Who looks at the GPUs causes no run.
+        // Reads of GPUs run no nvidia-smi.
         let _ = agent.gpus();
         std::thread::sleep(Duration::from_millis(500));
     }
@@ -177,7 +177,7 @@ fn a_minute_is_how_long_a_hand_goes_unseen_and_nvidia_smi_rests() {
 }
 
 #[test]
-fn leaving_the_mode_puts_both_back() {
+fn leaving_timeslice_restores_level_and_compute_mode() {
     let host = Host::up(THREE);
     let mut agent = Agent::start(&host, LONG);
     await_kept(&agent);
@@ -188,7 +188,7 @@ fn leaving_the_mode_puts_both_back() {
         let log = agent.log();
         log.contains("its time-slice level is default again") && log.contains("its compute mode is DEFAULT again")
     });
-    // The same while nobody looks: the next agent knows what was set.
+    // The same without readings: the next agent knows what was set.
     reload(&mut agent, LONG);
     await_kept(&agent);
     agent.stop();
@@ -196,7 +196,7 @@ fn leaving_the_mode_puts_both_back() {
     let agent = Agent::start(&host, NOBODY);
     agent.await_that("both back by the next agent", || are(&host, NOT_SET));
     agent.stop();
-    // What somebody else has set since then is theirs.
+    // A level that another program has set since then is kept.
     smi(&host, "compute-policy --set-timeslice 1 -i 0");
     host.start_trace();
     let agent = Agent::start(&host, NOBODY);
@@ -206,7 +206,7 @@ fn leaving_the_mode_puts_both_back() {
 }
 
 #[test]
-fn what_was_set_before_a_change_that_failed_goes_back_as_well() {
+fn failed_change_still_restores_earlier_settings() {
     let host = Host::up(THREE);
     let mut agent = Agent::start(&host, LONG);
     agent.await_that("both are set", || are(&host, SET));
@@ -218,19 +218,19 @@ fn what_was_set_before_a_change_that_failed_goes_back_as_well() {
         let told = troubles(&agent);
         told.contains("time-slice level short") && told.contains("compute mode")
     });
-    // Killed as well: what was about to be is on record.
+    // Also after a kill: the intended level is on record.
     agent.kill();
     let mut agent = Agent::start(&host, NOBODY);
     agent.await_that("neither goes back", || !troubles(&agent).is_empty());
     assert!(are(&host, SET), "{:?}", truth(&host));
     host.clear_faults();
-    // It is tried again at once.
+    // The next reload tries it again at once.
     reload(&mut agent, NOBODY);
     agent.await_that("both are back", || are(&host, NOT_SET));
 }
 
 #[test]
-fn a_gpu_in_mig_mode_is_drift_and_nothing_is_touched() {
+fn gpu_in_mig_mode_is_drift_and_untouched() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\n");
     let around = Around::of(&host);
     let rule = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\n\
@@ -250,7 +250,7 @@ fn a_gpu_in_mig_mode_is_drift_and_nothing_is_touched() {
 }
 
 #[test]
-fn a_part_without_levels_is_said_to_be_such_and_asked_once() {
+fn part_without_levels_is_reported_and_asked_once() {
     let host = Host::up(THREE);
     let around = Around::of(&host);
     // As on a Volta or a P4.
@@ -262,9 +262,9 @@ fn a_part_without_levels_is_said_to_be_such_and_asked_once() {
     assert_eq!(gpu.drift, ["it has no time-slice levels, the config wants long"]);
     assert!(gpu.timeslice.unwrap().reason.unwrap().contains("Turing"));
     assert_eq!(around.take_calls().len(), 1);
-    assert!(health(&agent).causes.is_empty(), "it is no fault");
+    assert!(health(&agent).errors.is_empty(), "it is no fault");
     agent.await_that("its compute mode", || truth(&host)[0].1 == 3);
-    // One that only setting says it of.
+    // A part that reports it only when a level is set.
     host.clear_faults();
     host.fault("compute-policy-set --gpu 0 --rc NOT_SUPPORTED");
     reload(&mut agent, &(around.config(&[], "") + LONG));
@@ -273,7 +273,7 @@ fn a_part_without_levels_is_said_to_be_such_and_asked_once() {
 }
 
 #[test]
-fn failures_of_nvidia_smi_are_told_and_end() {
+fn nvidia_smi_failures_are_reported_until_fixed() {
     let host = Host::up(THREE);
     host.fault("compute-policy-set --gpu 0 --rc UNKNOWN");
     let mut agent = Agent::start(&host, LONG);
@@ -281,26 +281,26 @@ fn failures_of_nvidia_smi_are_told_and_end() {
     let view = agent.until("why not", || Some(turns(&agent, 0)).filter(|view| view.reason.is_some()));
     assert_eq!((view.state, view.level), (TimesliceState::Known, Some(TimesliceLevel::Default)));
     assert!(view.reason.as_ref().unwrap().contains("Unknown Error"), "{view:?}");
-    assert_eq!(agent.gpu(0).drift, ["time-slice level is default, the config wants long"]);
+    assert_eq!(agent.gpu(0).drift, ["time-slice level is default, but the config says long"]);
     assert!(troubles(&agent).contains("has not the time-slice level long"), "{}", troubles(&agent));
-    // It says that it was set, and it was not.
+    // nvidia-smi reports success, but the level did not change.
     host.clear_faults();
     host.fault("compute-policy-set --gpu 0 --rc SUCCESS");
     reload(&mut agent, LONG);
     agent.await_that("that it is not believed", || {
         troubles(&agent).contains("says that long was set, and it is default")
     });
-    // It can't read.
+    // nvidia-smi cannot read levels.
     host.clear_faults();
     host.fault("compute-policy-list --rc UNKNOWN");
     reload(&mut agent, LONG);
     agent.await_that("that nothing is known", || turns(&agent, 2).state == TimesliceState::Unknown);
     assert!(troubles(&agent).contains("Unknown Error"), "{}", troubles(&agent));
-    // It is not there, or not trusted.
+    // nvidia-smi is missing, or not trusted.
     reload(&mut agent, &format!("[mode_change]\nnvidia_smi = \"/no/such/nvidia-smi\"\n{LONG}"));
     agent.await_that("that it is not there", || troubles(&agent).contains("/no/such/nvidia-smi is not run"));
     assert!(turns(&agent, 0).reason.unwrap().contains("/no/such/nvidia-smi"));
-    // It is mended.
+    // nvidia-smi works again.
     host.clear_faults();
     reload(&mut agent, LONG);
     await_kept(&agent);
@@ -308,7 +308,7 @@ fn failures_of_nvidia_smi_are_told_and_end() {
 }
 
 #[test]
-fn one_that_hangs_is_ended_and_holds_up_nobody() {
+fn hung_nvidia_smi_is_ended_and_delays_nothing() {
     let host = Host::up(THREE);
     host.fault("compute-policy-list --hang");
     let mut agent = Agent::start(&host, LONG);
@@ -318,7 +318,7 @@ fn one_that_hangs_is_ended_and_holds_up_nobody() {
     assert!(begun.elapsed() < Duration::from_secs(5));
     agent.await_that("what became of it", || troubles(&agent).contains("did not end in time"));
     assert_eq!(turns(&agent, 0).state, TimesliceState::Unknown);
-    // One that stops while it hangs does not wait for it.
+    // A stop does not wait for a hanging nvidia-smi.
     reload(&mut agent, LONG);
     std::thread::sleep(Duration::from_millis(300));
     let begun = Instant::now();
@@ -331,7 +331,7 @@ fn one_that_hangs_is_ended_and_holds_up_nobody() {
 }
 
 #[test]
-fn a_part_that_had_a_level_is_not_believed_to_have_none() {
+fn part_with_recorded_level_is_not_unsupported() {
     let host = Host::up(THREE);
     let mut agent = Agent::start(&host, LONG);
     await_kept(&agent);
@@ -343,7 +343,7 @@ fn a_part_that_had_a_level_is_not_believed_to_have_none() {
     host.clear_faults();
     reload(&mut agent, LONG);
     await_kept(&agent);
-    // The same as the first that an agent reads: what was set is on record.
+    // The same at the first reading of an agent: the level that was set is on record.
     agent.stop();
     host.fault("compute-policy-list --rc NOT_SUPPORTED");
     let mut agent = Agent::start(&host, NOBODY);
@@ -356,7 +356,7 @@ fn a_part_that_had_a_level_is_not_believed_to_have_none() {
 }
 
 #[test]
-fn a_level_says_when_it_was_read_which_is_no_event() {
+fn level_has_read_time_and_new_time_is_no_event() {
     let host = Host::up(THREE);
     let mut agent = Agent::start(&host, LONG);
     await_kept(&agent);

@@ -1,5 +1,6 @@
-//! GPUs moved to and from turns through the real programs: an operation is done once level and compute mode were read
-//! back, begins once what was set for turns has gone, and says what did not come about.
+//! Changes to and from mode `timeslice` through the real programs. An operation is done once level and compute
+//! mode are read back. It begins after earlier time-slice settings are removed, and reports settings that
+//! failed.
 
 use gpush_api::{Operation, OperationState};
 use gpush_tests::{
@@ -14,17 +15,17 @@ const HOPPER: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n";
 const MIG: &str = "mode = \"mig\"\nlayout = [\"3g.40gb*2\"]";
 const MPS: &str = "mode = \"mps\"";
 const TURNS: &str =
-    "mode = \"timeslice\"\ntimeslice = { replicas = 4, level = \"long\", compute_mode = \"exclusive_process\" }";
+    "mode = \"timeslice\"\ntimeslice = { replicas = 1, level = \"long\", compute_mode = \"exclusive_process\" }";
 
 fn rule(how: &str) -> String {
     format!("[[gpu]]\nmatch = [\"0\"]\n{how}\n")
 }
 
 fn wanted() -> Value {
-    json!({ "gpus": ["0"], "layout": "wanted" })
+    json!({ "selectors": ["0"], "layout_source": "wanted" })
 }
 
-/// Level and compute mode, past the agent.
+/// Returns level and compute mode, read without the agent.
 fn turns(host: &Host) -> (String, u64) {
     let state = host.show()["gpus"][0]["state"].clone();
     (state["timeslice"].as_str().expect("a level").to_owned(), state["compute_mode"].as_u64().expect("a mode"))
@@ -34,7 +35,7 @@ fn is(level: &str, mode: u64) -> (String, u64) {
     (level.to_owned(), mode)
 }
 
-/// What the GPU is, past the agent, once a rule is reached: level and mode, instances, daemons.
+/// Returns the expected state of the GPU under a rule: level, compute mode, MIG mode, number of MPS daemons.
 fn reached(how: &str) -> (&'static str, u64, bool, usize) {
     match how {
         TURNS => ("long", 3, false, 0),
@@ -58,14 +59,14 @@ fn done(agent: &Agent) -> Operation {
 }
 
 #[test]
-fn an_operation_is_done_when_level_and_compute_mode_are_as_they_shall_be() {
+fn operation_ends_when_level_and_compute_mode_are_set() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule(TURNS));
     agent.await_that("its level", || turns(&host) == is("long", 3));
     for how in [MPS, TURNS, MIG, TURNS, MPS, MIG, MPS, TURNS] {
         agent.reload(rule(how));
         let operation = done(&agent);
-        // At once: nothing of it comes later.
+        // Checked at once: no part of it is applied later.
         assert!(stands(&host, how), "{how}: {:?} {:?}\n{}", turns(&host), truth(&host, 0), agent.log());
         assert_eq!(operation.plans[0].sets_timeslice(), how == TURNS, "{how}");
         assert_eq!(operation.notes, [] as [String; 0], "{how}");
@@ -74,7 +75,7 @@ fn an_operation_is_done_when_level_and_compute_mode_are_as_they_shall_be() {
 }
 
 #[test]
-fn a_level_that_can_not_be_set_is_told_with_the_operation_and_takes_nothing_back() {
+fn failed_level_is_reported_and_rolls_nothing_back() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule(MIG));
     agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
@@ -87,7 +88,7 @@ fn a_level_that_can_not_be_set_is_told_with_the_operation_and_takes_nothing_back
 }
 
 #[test]
-fn whoever_kills_gpushd_on_the_way_the_next_one_ends_it() {
+fn killed_mode_change_is_finished_by_next_gpushd() {
     let host = Host::up(HOPPER);
     let mut agent = Agent::start(&host, &rule(TURNS));
     agent.await_that("its level", || turns(&host) == is("long", 3));
@@ -95,7 +96,7 @@ fn whoever_kills_gpushd_on_the_way_the_next_one_ends_it() {
     for (round, how) in [MPS, TURNS, MIG, TURNS, MPS, TURNS, MIG, TURNS].into_iter().enumerate() {
         agent.reload(rule(how));
         let operation = agent.begin_with(&wanted()).unwrap_or_else(|error| panic!("{error:?}"));
-        // After one more step of it each time: the steps are few.
+        // Each round kills gpushd one step later; there are few steps.
         let step = u32::try_from(round).expect("few") % 3;
         let now = agent.follow_until(operation, |now| now.state.is_final() || now.progress[0].done >= step);
         killed += u32::from(!now.state.is_final());
@@ -104,7 +105,7 @@ fn whoever_kills_gpushd_on_the_way_the_next_one_ends_it() {
         agent = Agent::start(&host, &rule(how));
         let ended = agent.follow(agent.operation(&now.id));
         if ended.state != OperationState::Done {
-            // Taken back it may be; then it is asked for once more.
+            // The operation may be rolled back; then the test requests it again.
             let _done = done(&agent);
         }
         agent.await_that("what the rule wants", || stands(&host, how));

@@ -1,4 +1,4 @@
-//! The arrows of ARCHITECTURE.md, held by a test: which part may know which.
+//! Test of the arrows between crates in ARCHITECTURE.md.
 //!
 //! ```text
 //! geometry ──► core ◄── api          api ← core ← nvml ← agent
@@ -6,8 +6,8 @@
 //! geometry ──► silicon ──► nvml-sim, mps-sim ──► gpush-sim     (nothing that ships knows these)
 //! ```
 //!
-//! Read from `cargo metadata`: normal dependencies only, followed to the end for the crates that
-//! must stay pure or must not ship something. Dev-dependencies are free: tests may use the simulator.
+//! It reads `cargo metadata`: normal dependencies only, including indirect ones for the crates that must stay
+//! pure or must not ship something. Dev-dependencies are not limited: tests may use the simulator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::workspace;
 
-/// Workspace crates that each workspace crate may depend on. A new crate must be entered here.
+/// Workspace crates that each workspace crate may depend on. A new crate must be added here.
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("gpush-geometry", &[]),
     ("gpush-api", &[]),
@@ -38,7 +38,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("xtask", &["gpush-api", "gpush-client", "gpush-core", "gpush-geometry", "gpush-nvml"]),
 ];
 
-/// What a crate must not have anywhere below it, and why. A trailing `*` matches any ending.
+/// Crates that a crate must not depend on, even indirectly, with the reason. A trailing `*` matches any ending.
 const MUST_NOT_REACH: &[(&str, &[&str], &str)] = &[
     (
         "gpush-core",
@@ -60,7 +60,7 @@ const SIMULATION: &[&str] = &["silicon", "nvml-sim", "mps-sim", "gpush-sim", "gp
 /// Normal dependencies of every package, by name.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// Checks the arrows of this workspace; returns what was checked.
+/// Checks the arrows of this workspace, and returns a summary.
 pub(crate) fn check() -> Result<String> {
     let metadata = metadata()?;
     let (graph, members) = read(&metadata)?;
@@ -146,7 +146,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// Everything below `from`, each with a path to it.
+/// Returns all direct and indirect dependencies of `from`, each with a path to it.
 fn reach(graph: &Graph, from: &str) -> BTreeMap<String, Vec<String>> {
     let mut found = BTreeMap::new();
     let mut open = vec![vec![from.to_owned()]];
@@ -169,11 +169,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arrows_of_this_workspace_hold() {
+    fn arrows_of_this_workspace_hold() {
         println!("{}", check().unwrap());
     }
 
-    /// The workspace as it should be, without external crates.
+    /// Returns a correct workspace without external crates.
     fn sound() -> (Graph, BTreeSet<String>) {
         let graph: Graph = MAY_KNOW
             .iter()
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn each_broken_arrow_is_named() {
+    fn every_broken_arrow_is_named() {
         let (graph, members) = sound();
         assert_eq!(violations(&graph, &members), Vec::<String>::new());
 
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forbidden_crate_is_found_however_deep() {
+    fn indirect_forbidden_crate_is_found() {
         let wrong = broken("gpush-core", "innocent", &["tokio-util"]);
         assert_eq!(
             wrong,
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_crate_must_be_placed() {
+    fn new_crate_must_be_listed() {
         let (mut graph, mut members) = sound();
         graph.insert("gpush-new".into(), BTreeSet::new());
         members.insert("gpush-new".into());

@@ -1,4 +1,4 @@
-//! `cargo xtask arrows`: which part may use which, compared with ARCHITECTURE.md.
+//! `cargo xtask arrows`: dependencies of crates and modules, compared with ARCHITECTURE.md.
 //!
 //! [`crates`] checks the dependencies between the crates, [`modules`] those between the top-level modules of the
 //! agent.

@@ -62,14 +62,14 @@ fn source() -> Result<Source> {
     source::read(&path(SRC))
 }
 
-/// The arrows that do not point down in the table.
+/// Returns the arrows that do not point down in the table.
 fn upward(source: &Source, table: &Table) -> Arrows {
     let points_down =
         |from: &str, to: &str| table.rank(from).is_none_or(|from| table.rank(to).is_none_or(|to| from < to));
     source.uses.keys().filter(|(from, to)| !points_down(from, to)).cloned().collect()
 }
 
-/// The table with the used modules as they are in the code. Modules that no longer exist lose their rows.
+/// Returns the table with the used modules as in the code. Modules that no longer exist lose their rows.
 fn updated(source: &Source, mut table: Table) -> Table {
     let upward = upward(source, &table);
     table.rows.retain(|row| source.modules.contains(&row.module));
@@ -116,12 +116,12 @@ fn violations(source: &Source, table: &Table) -> Vec<String> {
     wrong
 }
 
-/// The modules that a module uses.
+/// Returns the modules that a module uses.
 fn used_by<'a>(source: &'a Source, module: &'a str) -> impl Iterator<Item = &'a str> {
     source.uses.keys().filter(move |(from, _)| from == module).map(|(_, to)| to.as_str())
 }
 
-/// A shortest path from one module to another along the arrows, both included.
+/// Returns a shortest path from one module to another along the arrows, both included.
 fn path_between<'a>(source: &'a Source, from: &'a str, to: &str) -> Option<Vec<&'a str>> {
     let mut came_from: BTreeMap<&str, Option<&str>> = BTreeMap::from([(from, None)]);
     let mut open = std::collections::VecDeque::from([from]);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_planted_cycle_is_an_error() {
+    fn cycle_of_modules_is_an_error() {
         assert_eq!(wrong(&SOUND), Vec::<String>::new());
         let planted = [SOUND[0], SOUND[1], ("state", "http")];
         assert_eq!(
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_the_table_does_not_list_is_an_error() {
+    fn arrow_missing_in_the_table_is_an_error() {
         let arrows = [SOUND[0], SOUND[1], ("main", "state")];
         assert_eq!(wrong(&arrows).len(), 1);
         let table = updated(&crate_with(&arrows), Table::find(TABLE).unwrap());
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unused_entry_and_a_missing_module_are_errors() {
+    fn unused_entry_and_missing_module_are_errors() {
         assert!(wrong(&SOUND[..1])[0].contains("lists `state`, but does not use it"));
         let mut source = crate_with(&SOUND);
         source.modules.insert("new".to_owned());

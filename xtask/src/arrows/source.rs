@@ -177,17 +177,18 @@ fn is_colon(token: &TokenTree) -> bool {
     matches!(token, TokenTree::Punct(punct) if punct.as_char() == ':')
 }
 
-/// Whether the tokens begin with `::`.
+/// Returns whether the tokens begin with `::`.
 fn is_path_separator(tokens: &[TokenTree]) -> bool {
     matches!(tokens, [first, second, ..] if is_colon(first) && is_colon(second))
 }
 
-/// Whether the tokens end with `::`, so that the next identifier continues a path.
+/// Returns whether the tokens end with `::`, so that the next identifier continues a path.
 fn follows_path(tokens: &[TokenTree]) -> bool {
     matches!(tokens, [.., first, second] if is_colon(first) && is_colon(second))
 }
 
-/// Whether an attribute limits the item to test builds: `#[test]`, `#[cfg(test)]`, `#[cfg(all(test, …))]`.
+/// Returns whether an attribute limits the item to test builds: `#[test]`, `#[cfg(test)]`, `#[cfg(all(test,
+/// …))]`.
 fn only_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("test")
@@ -245,7 +246,7 @@ fn attributes_in_impl(item: &ImplItem) -> &[Attribute] {
 mod tests {
     use super::*;
 
-    /// The arrows of a crate with these files, as `from to file:line`.
+    /// Returns the arrows of a crate with these files, as `from to file:line`.
     fn arrows(files: &[(&str, &str)]) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_uses_modules_by_their_bare_names() {
+    fn root_uses_modules_by_bare_names() {
         let main =
             "mod a;\nmod b;\nuse std::fmt;\nfn main() { a::run(std::env::args()); }\npub(crate) const LIMIT: u8 = 1;\n";
         let a = "use crate::LIMIT;\nmod b { pub fn x() {} }\nfn y() { b::x() }\n";

@@ -48,7 +48,7 @@ impl Table {
         Ok(Self { rows })
     }
 
-    /// Returns the text with this table in place of the one that it contains.
+    /// Returns the text with its table replaced by this one.
     ///
     /// # Errors
     /// If the text has no such table.
@@ -66,7 +66,7 @@ impl Table {
         Ok(text.replacen(&old, &new, 1))
     }
 
-    /// Position of a module's row, from the top.
+    /// Returns the position of a module's row, from the top.
     pub(crate) fn rank(&self, module: &str) -> Option<usize> {
         self.rows.iter().position(|row| row.module == module)
     }
@@ -100,7 +100,7 @@ mod tests {
                         | low | `b` | |\n\nAfter.\n";
 
     #[test]
-    fn a_table_is_found_and_written_back_unchanged() {
+    fn table_is_found_and_written_back_unchanged() {
         let table = Table::find(TEXT).unwrap();
         assert_eq!(table.rows.len(), 3);
         assert_eq!(table.rank("b"), Some(2));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_row_is_written() {
+    fn changed_table_row_is_written() {
         let mut table = Table::find(TEXT).unwrap();
         table.rows[1].uses.clear();
         assert_eq!(table.replace_in(TEXT).unwrap(), TEXT.replace("| | `a` | `b` |", "| | `a` | |"));

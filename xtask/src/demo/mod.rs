@@ -1,10 +1,9 @@
-//! `cargo xtask demo`: gpush at work on a simulated host, for a first look. The short tour fits three screens;
+//! `cargo xtask demo`: a first look at gpush on a simulated host. The short tour fits on three screens;
 //! `--full` shows every subject.
 //!
-//! Nothing here is staged. `gpush-sim run` makes the host and runs this program again on it; that
-//! one starts the real `gpushd` and types real `gpushctl` commands, each shown as typed and its
-//! output left as it is. Every command has an exit status that it must have, refusals too, so
-//! the demo is also a test.
+//! Nothing is staged. `gpush-sim run` creates the host and runs this program again on it; that instance starts
+//! the real `gpushd` and runs real `gpushctl` commands, each printed with its output. Every command has a
+//! required exit status, including refusals, so the demo is also a test.
 
 use std::{
     path::{Path, PathBuf},
@@ -45,7 +44,7 @@ pub(crate) struct Arguments {
     inside: Option<PathBuf>,
 }
 
-/// Runs the demo; true when every command ended as it must.
+/// Runs the demo. Returns true if every command ended as required.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     if let Some(programs) = &arguments.inside {
         return inside(arguments, &Tour::of(&arguments.preset)?, programs);
@@ -106,7 +105,7 @@ fn inside(arguments: &Arguments, tour: &Tour, programs: &Path) -> Result<bool> {
     Ok(good)
 }
 
-/// Types the commands of the short tour; true when each ended as it must.
+/// Runs the commands of the short tour. Returns true if each ended as required.
 fn short(tour: &Tour, session: &mut Session) -> Result<bool> {
     let mut wrong = Vec::new();
     session.reload(&tour.config_with_mps())?;
@@ -126,18 +125,18 @@ fn short(tour: &Tour, session: &mut Session) -> Result<bool> {
     types(session, &mut wrong, "gpushctl mig list 0 --free -o csv", 0)?;
     drop(program);
     let gpu = tour.shared;
-    say("GPUs shared through MPS: a supervised daemon, and limits for each client.");
+    say("GPUs shared through MPS: a supervised daemon, and a lease for each user.");
     types(session, &mut wrong, &format!("gpushctl apply {gpu}"), 0)?;
     types(
         session,
         &mut wrong,
-        &format!("gpushctl mps run {gpu} --percentage 25 --memory 4G -- gpush-sim mps-client --compute --seconds 0.2"),
+        &format!("gpushctl run -g {gpu} --mps 25 --mem 4G -- gpush-sim mps-client --compute --seconds 0.2"),
         0,
     )?;
     end(&wrong, "`cargo xtask demo --full` shows more, `--shell` leaves you on such a host.")
 }
 
-/// Reports the commands that ended otherwise than they must.
+/// Reports the commands that did not end as required.
 fn end(wrong: &[String], more: &str) -> Result<bool> {
     for line in wrong {
         println!("WRONG: {line}");
@@ -148,7 +147,7 @@ fn end(wrong: &[String], more: &str) -> Result<bool> {
     Ok(wrong.is_empty())
 }
 
-/// Types the commands of the full tour; true when each ended as it must.
+/// Runs the commands of the full tour. Returns true if each ended as required.
 fn full(tour: &Tour, session: &mut Session) -> Result<bool> {
     let mut wrong = Vec::new();
     say("What is there. No GPU is cut, none is claimed.");
@@ -191,7 +190,7 @@ fn full(tour: &Tour, session: &mut Session) -> Result<bool> {
     end(&wrong, "`cargo xtask demo --shell` leaves you on such a host.")
 }
 
-/// The second act: GPUs shared through MPS in place of being cut.
+/// The second part: GPUs shared through MPS instead of MIG.
 fn share(tour: &Tour, session: &mut Session, wrong: &mut Vec<String>) -> Result<()> {
     let gpu = tour.shared;
     say("The second rule is to share its GPUs through MPS in place of cutting them.");
@@ -200,43 +199,43 @@ fn share(tour: &Tour, session: &mut Session, wrong: &mut Vec<String>) -> Result<
     session.reload(&tour.config_with_mps())?;
     say("A GPU moves by one operation: instances go, MIG mode goes off, an MPS daemon comes up and serves.");
     types(session, wrong, &format!("gpushctl apply {}", tour.gpus[1]), 0)?;
-    say("A program with a quarter of it: the environment that holds it to that is made for it.");
+    say("A program with a quarter of it, in a lease that ends with the program.");
     types(
         session,
         wrong,
-        &format!("gpushctl mps run {gpu} --percentage 25 --memory 4G -- gpush-sim mps-client --compute --seconds 0.2"),
+        &format!("gpushctl run -g {gpu} --mps 25 --mem 4G -- gpush-sim mps-client --compute --seconds 0.2"),
         0,
     )?;
-    say("Shares are counted. One for the next hour, and one that is more than is left, which ends with status 4.");
-    types(session, wrong, &format!("gpushctl mps env {gpu} --percentage 50 --for 1h"), 0)?;
-    types(session, wrong, &format!("gpushctl mps env {gpu} --percentage 50 --for 1h"), 0)?;
-    types(session, wrong, &format!("gpushctl mps env {gpu} --percentage 10 --for 1h"), 4)?;
+    say("Leases are counted: two for the next hour, and one that is more than is left, which ends with status 4.");
+    types(session, wrong, &format!("gpushctl lease env -g {gpu} --mps 50 --for 1h"), 0)?;
+    types(session, wrong, &format!("gpushctl lease env -g {gpu} --mps 50 --for 1h"), 0)?;
+    types(session, wrong, &format!("gpushctl lease env -g {gpu} --mps 10 --for 1h"), 4)?;
     types(session, wrong, &format!("gpushctl mps show {gpu}"), 0)?;
     types(session, wrong, "gpushctl mps list", 0)
 }
 
-/// A program at work on a GPU; ended when dropped.
+/// A program that uses a GPU; ended when dropped.
 struct Worker(Child);
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It sleeps; nothing is lost, and there is nobody to tell of a failure.
+        // It only sleeps, so nothing is lost, and a failure does not matter.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Puts a program to work in the instance that the tour names.
+/// Starts a program in the tour's instance.
 fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worker> {
-    let id = used(tour, session)?["id"].as_u64().with_context(|| format!("GPU 0 has no {}", tour.used))?;
+    let id = used(tour, session)?["gi"].as_u64().with_context(|| format!("GPU 0 has no {}", tour.used))?;
     typed("sleep 600 &");
     let worker = Worker(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn()?);
     let pid = worker.0.id();
     let line = format!("gpush-sim process $NVML_SIM_STATE add --gpu 0 --gi {id} --ci 0 --memory 9216 --pid {pid}");
     types(session, wrong, &line, 0)?;
-    // The agent shows readings of up to a second of age; the demo goes on when it knows the program.
+    // The agent's readings can be a second old; the demo waits until it shows the program.
     let started = Instant::now();
-    while used(tour, session)?["compute"][0]["processes"][0].is_null() {
+    while used(tour, session)?["compute_instances"][0]["processes"][0].is_null() {
         if started.elapsed() > Duration::from_secs(30) {
             bail!("gpushd does not see pid {pid} at work");
         }
@@ -244,7 +243,7 @@ fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worke
     Ok(worker)
 }
 
-/// The instance of GPU 0 that the tour puts to use, as the agent shows it; null when there is none.
+/// Returns the tour's instance on GPU 0 as the agent shows it; null if it does not exist.
 fn used(tour: &Tour, session: &Session) -> Result<Value> {
     let shown = session.command("gpushctl").args(["gpu", "show", "0", "--json"]).stdin(Stdio::null()).output()?;
     let gpus: Value = serde_json::from_slice(&shown.stdout).context("`gpu show` is no JSON")?;
@@ -252,7 +251,7 @@ fn used(tour: &Tour, session: &Session) -> Result<Value> {
     Ok(instances.iter().find(|instance| instance["profile"] == tour.used).cloned().unwrap_or_default())
 }
 
-/// Types a command and holds it to the exit status that it must have.
+/// Runs a command and compares its exit status with the required one.
 fn types(session: &Session, wrong: &mut Vec<String>, line: &str, status: i32) -> Result<()> {
     typed(line);
     let mut words = line.split_whitespace();

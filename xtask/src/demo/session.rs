@@ -1,4 +1,4 @@
-//! The simulated host that the demo runs on, with a real `gpushd`.
+//! The simulated host of the demo, with a real `gpushd`.
 
 use std::{
     fs,
@@ -14,16 +14,16 @@ use nix::{
     unistd::Pid,
 };
 
-/// How long the agent may take to start, to read its config again, and to end.
+/// Time for the agent to start, to reload its config, and to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An agent on the simulated host that this process runs on. Everything happens in a folder of
-/// its own, where the commands are typed.
+/// An agent on the simulated host on which this process runs. It uses a separate folder, in which the commands
+/// run.
 pub(super) struct Session {
     programs: PathBuf,
     folder: tempfile::TempDir,
     agent: Child,
-    /// What the agent tells its service manager: readiness is heard, never guessed.
+    /// The agent's notifications to its service manager, such as readiness.
     told: UnixDatagram,
 }
 
@@ -50,7 +50,7 @@ impl Session {
         Ok(session)
     }
 
-    /// A program in the session's folder; `gpushctl` finds the agent by itself.
+    /// Returns a command in the session's folder; `gpushctl` finds the agent there.
     pub(super) fn command(&self, program: &str) -> Command {
         let own = self.programs.join(program);
         let mut command = Command::new(if own.is_file() { own } else { program.into() });
@@ -58,7 +58,7 @@ impl Session {
         command
     }
 
-    /// Where programs are looked for: the built ones first.
+    /// Returns the search path of programs: the built ones first.
     fn path(&self) -> std::ffi::OsString {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let all = std::iter::once(self.programs.clone()).chain(std::env::split_paths(&path));
@@ -72,17 +72,17 @@ impl Session {
         self.wait_for("STATUS=the config was read again")
     }
 
-    /// A shell on the host.
+    /// Runs a shell on the host.
     pub(super) fn shell(&self) -> Result<bool> {
         let program = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
         let mut shell = self.command(&program);
         shell.env("GPUSH_SOCKET", self.folder.path().join("gpushd.sock"));
         let status = shell.status().with_context(|| format!("{program} cannot be started"))?;
-        // The exit status of a shell is that of its last command: not ours to judge.
+        // The exit status of a shell is that of its last command, which does not matter here.
         Ok(status.signal().is_none())
     }
 
-    /// Ends the agent and sees it gone.
+    /// Ends the agent and waits for its end.
     pub(super) fn end(mut self) -> Result<()> {
         self.signal(Signal::SIGTERM)?;
         let started = Instant::now();
@@ -97,7 +97,7 @@ impl Session {
             if started.elapsed() > PATIENCE {
                 bail!("gpushd does not end; its log:\n{}", self.log());
             }
-            // Nothing more is expected from it: this waits a moment, and returns early when it speaks.
+            // No notification is expected any more: this waits a moment, and returns early if one arrives.
             let _ = self.told.recv(&mut buffer);
         }
     }
@@ -111,7 +111,7 @@ impl Session {
         fs::read_to_string(self.folder.path().join("gpushd.log")).unwrap_or_default()
     }
 
-    /// Waits until the agent tells its service manager this line.
+    /// Waits until the agent sends its service manager this line.
     fn wait_for(&mut self, line: &str) -> Result<()> {
         let started = Instant::now();
         let mut buffer = [0; 4096];
@@ -136,7 +136,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // After `end` there is nothing left to kill; after a failure there may be.
+        // After `end` the process is gone; after a failure it may still run.
         let _ = self.agent.kill();
         let _ = self.agent.wait();
     }

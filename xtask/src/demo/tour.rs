@@ -1,5 +1,5 @@
-//! What the demo types, for each preset: layouts in the profile names of its parts, and the
-//! commands with the exit status that each must have.
+//! The commands of the demo, for each preset: layouts in the profile names of its parts, and the required exit
+//! status of each command.
 
 use anyhow::{Result, bail};
 use gpush_geometry::PRESETS;
@@ -7,21 +7,21 @@ use gpush_geometry::PRESETS;
 /// The layouts of one preset.
 #[derive(Debug, Clone)]
 pub(super) struct Tour {
-    /// What the host is, in a few words.
+    /// Description of the host in a few words.
     pub(super) about: &'static str,
     /// Selectors of the GPUs that get the mixed layout, and of those that get the even one.
     pub(super) gpus: [&'static str; 2],
-    /// Instances of different sizes on one GPU; the first of them is the one put to use.
+    /// Instances of different sizes on one GPU; the first of them is used by a program.
     mixed: &'static [&'static str],
-    /// Instances of one size, more or less.
+    /// Instances of nearly equal size.
     even: &'static [&'static str],
-    /// Another layout that has room for the instance in use.
+    /// Another layout with room for the instance in use.
     pub(super) reshaped: &'static [&'static str],
-    /// A layout that has not: the whole GPU as one instance.
+    /// A layout without room for it: the whole GPU as one instance.
     pub(super) whole: &'static str,
-    /// Profile of the instance that is put to use.
+    /// Profile of the instance in use.
     pub(super) used: &'static str,
-    /// Index of one of the GPUs with the even layout: they are shared through MPS in the end.
+    /// Index of one of the GPUs with the even layout, which are shared through MPS at the end.
     pub(super) shared: u32,
 }
 
@@ -48,7 +48,7 @@ const FOUR_24: Layouts =
 const FOUR_96: Layouts =
     Layouts { mixed: &["2g.48gb", "1g.24gb*2"], even: &["1g.24gb*4"], reshaped: &["2g.48gb*2"], whole: "4g.96gb" };
 
-/// How GPUs are shared through MPS in the end.
+/// The MPS settings at the end.
 pub(super) const MPS: &str = "mode = \"mps\"\nmps = { percentage = 50, shares_percent = 100 }";
 
 /// Layouts in the names of one part.
@@ -60,7 +60,7 @@ struct Layouts {
 }
 
 impl Tour {
-    /// The tour of a preset.
+    /// Returns the tour of a preset.
     pub(super) fn of(preset: &str) -> Result<Self> {
         let Some(known) = PRESETS.iter().find(|known| known.name == preset) else {
             let names: Vec<&str> = PRESETS.iter().map(|known| known.name).collect();
@@ -78,12 +78,12 @@ impl Tour {
         Ok(Self { about: known.about, gpus, mixed, even, reshaped, whole, used: mixed[0], shared })
     }
 
-    /// Config of the agent: two rules, two named layouts.
+    /// Returns the config of the agent: two rules, two named layouts.
     pub(super) fn config(&self) -> String {
         self.config_with("mode = \"mig\"\nlayout = \"even\"")
     }
 
-    /// The same, with the GPUs of the second rule shared through MPS.
+    /// Returns the config with the GPUs of the second rule shared through MPS.
     pub(super) fn config_with_mps(&self) -> String {
         self.config_with(MPS)
     }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_preset_has_a_tour_in_the_names_of_its_first_part() {
+    fn every_preset_has_a_tour_with_its_profiles() {
         for preset in PRESETS {
             let tour = Tour::of(preset.name).unwrap();
             let model = gpush_geometry::model(preset.gpus[0].0).unwrap();

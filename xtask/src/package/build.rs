@@ -1,7 +1,7 @@
 //! The programs of the packages.
 //!
-//! A plain build needs the glibc of the machine that builds. cargo-zigbuild links against an older one, so that the
-//! same file runs on every release of the floor.
+//! A plain build needs the glibc of the building machine. cargo-zigbuild links against an older one, so that
+//! the same file runs on every supported release.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::workspace::{self, Build};
 /// Oldest glibc that the packages support: that of Debian 11 and Ubuntu 20.04.
 pub(super) const GLIBC: &str = "2.31";
 
-/// How the programs are built.
+/// The profile of the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Profile {
     /// For hosts: optimised, with debug symbols to split off.
@@ -42,7 +42,8 @@ pub(super) fn build(release: &Release) -> Result<PathBuf> {
     for package in workspace::PROGRAMS {
         command.args(["--package", package]);
     }
-    // The same source gives the same program in every folder, and a build id connects it with its debug symbols.
+    // The same source gives the same program in every folder, and a build id connects it with its debug
+    // symbols.
     let home = std::env::var("CARGO_HOME").or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")));
     let flags = [
         "-Clink-arg=-Wl,--build-id=sha1".to_owned(),

@@ -25,7 +25,7 @@ impl Package {
     }
 }
 
-/// Where a file comes from.
+/// The origin of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     /// A built program or library, by file name; its debug symbols are split off.

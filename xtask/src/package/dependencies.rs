@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 use super::{Release, output};
 use crate::workspace;
 
-/// The programs whose libraries count.
+/// The programs whose dependencies are listed.
 const PROGRAMS: [&str; 2] = ["gpushd", "gpushctl"];
 
-/// Starts of the names of files that hold a licence or a notice.
+/// Prefixes of the names of licence and notice files.
 const LICENCE_FILES: [&str; 4] = ["license", "licence", "copying", "notice"];
 
-/// The text of all licences, and the SBOM.
+/// Returns the text of all licences, and the SBOM.
 ///
 /// # Errors
 /// When `cargo metadata` fails, or prints what this cannot read.
@@ -39,7 +39,7 @@ pub(super) fn describe(release: &Release) -> Result<(String, String)> {
     Ok((licences(&packages)?, sbom(release, &packages)?))
 }
 
-/// Ids of all packages that the programs reach by normal dependencies.
+/// Returns the ids of all packages that the programs reach by normal dependencies.
 fn reached(metadata: &Value) -> Result<BTreeSet<&str>> {
     let mut next: Vec<&str> = array(metadata, "packages")?
         .iter()
@@ -65,7 +65,7 @@ fn reached(metadata: &Value) -> Result<BTreeSet<&str>> {
 
 fn licences(packages: &[&Value]) -> Result<String> {
     let mut whole = String::from("Libraries that the programs of gpush contain, with their licences.\n");
-    // Many libraries share one text: each is printed once, below the names of all of them.
+    // Many libraries share one text: each text is printed once, below all their names.
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in packages {
         let name = format!("{} {}", text(package, "name"), text(package, "version"));
@@ -122,7 +122,7 @@ fn array<'v>(value: &'v Value, name: &str) -> Result<&'v Vec<Value>> {
     value[name].as_array().with_context(|| format!("cargo metadata has no list {name}"))
 }
 
-/// A field that is text; empty when it is absent.
+/// Returns a text field; empty if it is absent.
 fn text<'v>(value: &'v Value, name: &str) -> &'v str {
     value[name].as_str().unwrap_or_default()
 }

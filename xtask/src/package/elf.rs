@@ -1,4 +1,4 @@
-//! What a built program needs of the host, as `objdump` of binutils shows it.
+//! Requirements of a built program, as `objdump` of binutils shows them.
 
 use std::{path::Path, process::Command};
 
@@ -19,7 +19,7 @@ const LIBRARIES: [(&str, &str); 6] = [
     ("libgcc_s.so.1", "libgcc-s1"),
 ];
 
-/// Newest version of glibc that symbols of a program ask for.
+/// Returns the newest version of glibc that symbols of a program require.
 ///
 /// # Errors
 /// When `objdump` fails.
@@ -27,7 +27,7 @@ pub(super) fn glibc(program: &Path) -> Result<Glibc> {
     Ok(newest(&output(Command::new("objdump").arg("-T").arg(program))?))
 }
 
-/// Debian packages of the libraries that a program is linked with, sorted.
+/// Returns the Debian packages of the libraries that a program is linked with, sorted.
 ///
 /// # Errors
 /// When `objdump` fails, or a library belongs to no package of the list.

@@ -70,7 +70,7 @@ enum Format {
     Rpm,
 }
 
-/// One run: what every step needs to know.
+/// The parameters of one run.
 #[derive(Debug)]
 struct Release {
     version: String,
@@ -124,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(true)
 }
 
-/// Time of the last commit, or `SOURCE_DATE_EPOCH` where that is set, in seconds since 1970.
+/// Returns the time of the last commit, or `SOURCE_DATE_EPOCH` if that is set, in seconds since 1970.
 fn last_commit() -> Result<u64> {
     if let Ok(set) = std::env::var("SOURCE_DATE_EPOCH") {
         return set.parse().with_context(|| format!("SOURCE_DATE_EPOCH is not a number: {set}"));
@@ -135,14 +135,14 @@ fn last_commit() -> Result<u64> {
     said.trim().parse().context("git printed no time")
 }
 
-/// Newest database schema of the built gpushd.
+/// Returns the newest database schema of the built gpushd.
 fn schema(programs: &Path) -> Result<u32> {
     let said = output(Command::new(programs.join("gpushd")).arg("--version"))?;
     let number = said.split("database schema ").nth(1).and_then(|rest| rest.trim().trim_end_matches(')').parse().ok());
     number.with_context(|| format!("`gpushd --version` names no database schema: {said}"))
 }
 
-/// Runs a command that must succeed; returns its standard output.
+/// Runs a command that must succeed, and returns its standard output.
 fn output(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let done = command.output().with_context(|| format!("cannot start {program}"))?;

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::workspace;
 
-/// Builds one file a package and returns their paths.
+/// Builds one file per package and returns their paths.
 ///
 /// # Errors
 /// When `rpmbuild` is not installed or fails.
@@ -27,7 +27,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     if !workspace::is_installed("rpmbuild") {
         bail!("rpmbuild is not installed (Debian's package rpm); `--format deb` makes .deb files alone");
     }
-    // Packages for tests are not worth the time that compression takes.
+    // Packages for tests do not justify the time that compression takes.
     let payload = if release.profile == Profile::Release { "w9.gzdio" } else { "w1.gzdio" };
     let work = out.join("work").join("rpm");
     let root = work.join("root");
@@ -62,7 +62,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
         ("_topdir", work.display().to_string()),
         ("_rpmdir", work.join("out").display().to_string()),
         ("buildroot", root.display().to_string()),
-        // One package file does not tell where and when it was built.
+        // A package file must not contain where and when it was built.
         ("_buildhost", "gpush".to_owned()),
         ("use_source_date_epoch_as_buildtime", "1".to_owned()),
         ("clamp_mtime_to_source_date_epoch", "1".to_owned()),
@@ -81,7 +81,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     Ok(made)
 }
 
-/// The spec without its package of debug symbols.
+/// Returns the spec without its package of debug symbols.
 fn without_package(spec: &str) -> String {
     let mut kept = String::new();
     let mut left_out = false;

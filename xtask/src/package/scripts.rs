@@ -1,7 +1,7 @@
 //! Maintainer scripts and the spec: templates below `packaging/` with two kinds of placeholders.
 //!
-//! - `#include NAME` becomes the text of `packaging/scripts/NAME`, indented as the line is: what both formats do is
-//!   written once;
+//! - `#include NAME` becomes the text of `packaging/scripts/NAME`, with the indentation of its line: scripts
+//!   for both formats exist once;
 //! - `@NAME@` becomes a value of the build.
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -27,14 +27,14 @@ impl Values {
         &self.0["SCHEMA"]
     }
 
-    /// The same values and one more.
+    /// Returns the same values and one more.
     pub(super) fn with(&self, name: &'static str, value: String) -> Self {
         let mut values = self.clone();
         values.0.insert(name, value);
         values
     }
 
-    /// A template of `packaging/` with its placeholders filled in.
+    /// Returns a template of `packaging/` with its placeholders filled in.
     ///
     /// # Errors
     /// When a file can't be read, or a placeholder has no value.

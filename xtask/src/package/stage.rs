@@ -62,17 +62,17 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Root of the tree of a package.
+    /// Returns the root of a package's tree.
     pub(super) fn root(&self, package: Package) -> PathBuf {
         self.folder.join(package.name())
     }
 
-    /// A path of the host in the tree of a package.
+    /// Returns the location of a host path in a package's tree.
     pub(super) fn path(&self, package: Package, path: &str) -> PathBuf {
         self.root(package).join(path.trim_start_matches('/'))
     }
 
-    /// Sum of the sizes of the files of a package, bytes.
+    /// Returns the total size of a package's files, bytes.
     ///
     /// # Errors
     /// When the tree can't be read.
@@ -84,7 +84,7 @@ impl Stage {
         Ok(size)
     }
 
-    /// The files of a package, sorted by path.
+    /// Returns the files of a package, sorted by path.
     ///
     /// # Errors
     /// When the tree can't be read.
@@ -103,7 +103,7 @@ impl Stage {
         Ok(found)
     }
 
-    /// Programs and libraries of a package.
+    /// Returns the programs and libraries of a package.
     pub(super) fn programs(&self, package: Package) -> Vec<PathBuf> {
         let programs = ENTRIES.iter().filter(|entry| entry.package == package);
         programs
@@ -112,7 +112,7 @@ impl Stage {
             .collect()
     }
 
-    /// Newest glibc that any program needs, as `2.31`.
+    /// Returns the newest glibc that any program needs, as `2.31`.
     ///
     /// # Errors
     /// When a program can't be examined.
@@ -155,7 +155,7 @@ impl Stage {
         }
     }
 
-    /// The staged path of an entry whose source is this file.
+    /// Returns the staged path of an entry with this source file.
     fn target(&self, entry: &Entry, source: &Path) -> PathBuf {
         let path = self.path(entry.package, entry.path);
         if entry.path.ends_with('/') { path.join(source.file_name().unwrap_or_default()) } else { path }
@@ -213,14 +213,14 @@ impl Stage {
     }
 }
 
-/// The build id of a program, in hexadecimal digits.
+/// Returns the build id of a program, in hexadecimal digits.
 fn build_id(program: &Path) -> Result<String> {
     let notes = output(Command::new("readelf").arg("--notes").arg(program))?;
     let id = notes.lines().find_map(|line| line.trim().strip_prefix("Build ID:").map(|id| id.trim().to_owned()));
     id.filter(|id| id.len() > 2).with_context(|| format!("{} has no build id", program.display()))
 }
 
-/// Everything below a folder, the deepest first.
+/// Returns all paths below a folder, the deepest first.
 fn walk(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
@@ -255,7 +255,7 @@ fn compress(path: &Path) -> Result<()> {
     output(Command::new("gzip").args(["-9", "--no-name", "--force"]).arg(path)).map(|_| ())
 }
 
-/// Sums of the files below a folder by MD5, as Debian's `md5sums` lists them.
+/// Returns the MD5 sums of the files below a folder, in the form of Debian's `md5sums`.
 ///
 /// # Errors
 /// When `md5sum` fails.

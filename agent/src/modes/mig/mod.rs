@@ -1,7 +1,7 @@
 //! Steps of mode `mig`: MIG mode with the resets that it needs on Ampere, and instances.
 //!
 //! ```text
-//! set the mode on all GPUs ─┬─ in force on all ───────────────► done
+//! set the mode on all GPUs ─┬─ effective on all ──────────────► done
 //!                           └─ waits for a reset
 //!                                 │ one at a time on this host
 //!                                 ▼
@@ -12,7 +12,7 @@
 //!                                 ▼
 //!          reset of these GPUs alone, as a helper unit
 //!                                 ▼
-//!          a new worker ─► each GPU by its UUID ─► in force, read back
+//!          a new worker ─► each GPU by its UUID ─► effective, read back
 //! ```
 //!
 //! A rollback takes the same path to the mode from before.

@@ -26,16 +26,16 @@ pub(crate) struct ModeChange {
     pub(crate) peers: Vec<String>,
 }
 
-/// What a call that sets MIG mode came to.
+/// The result of a call that sets MIG mode.
 #[derive(Debug)]
 enum Outcome {
-    /// The mode is in force.
+    /// The mode is effective.
     InForce,
-    /// The mode is in force after a reset. The error is for the case that there is none.
+    /// The mode is effective after a reset. The error applies if there is no reset.
     Pending(ApiError),
 }
 
-/// Sets MIG mode on several GPUs and puts it into force. Returns those that failed, by position. When one of them
+/// Sets MIG mode on several GPUs, with resets where needed. Returns those that failed, by position. When one of them
 /// refuses the mode, none is reset.
 pub(crate) async fn execute(
     mig: &MigMode,
@@ -69,7 +69,7 @@ pub(crate) async fn execute(
     troubled
 }
 
-/// Verifies after a reset, or an attempt at one, that a mode is in force.
+/// Verifies after a reset, or an attempt at one, that a mode is effective.
 async fn put_into_force(
     mig: &MigMode,
     change: &ModeChange,
@@ -89,7 +89,7 @@ async fn put_into_force(
         (Verdict::NotDone | Verdict::MayTakeEffect, Err(NotReset::Cancelled(why))) => Err(Trouble::Failed(why.clone())),
         (Verdict::NotDone | Verdict::MayTakeEffect, Err(NotReset::Failed(error))) => Err(failed(error.clone())),
         (Verdict::NotDone | Verdict::MayTakeEffect, Ok(())) => {
-            let error = ApiError::new(Code::DriverError, "the GPU was reset, and the mode is not in force");
+            let error = ApiError::new(Code::DriverError, "the GPU was reset, but MIG mode did not change");
             let seen = "what the driver says of it may be in the kernel's log: `dmesg | grep -i -e nvrm -e xid`";
             Err(failed(error.hint(seen)))
         }

@@ -47,7 +47,12 @@ impl MigMode {
                         let mut left = judged::obstacles(found, &config.mode_change.services);
                         left.retain(|holder| holder.pid.is_none_or(|pid| !idle.contains(&pid)));
                         let left: Vec<_> = left.into_iter().map(hide).collect();
-                        let held = || (judged::explain(&label, &left), Some(Refusal::Held { holders: left.clone() }));
+                        let held = || {
+                            (
+                                judged::explain(&label, &left, &[]),
+                                Some(Refusal::Held { holders: left.clone(), leases: Vec::new() }),
+                            )
+                        };
                         (!left.is_empty()).then(held)
                     }
                 }
@@ -110,14 +115,12 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
             Ok(reading) if reading.mig.as_ref().is_some_and(|mig| !mig.instances.is_empty()) => {
                 "it has GPU instances, which a reset destroys".to_owned()
             }
-            Ok(reading)
-                if !changes.contains(&uuid) && reading.mig.as_ref().is_some_and(|mig| mig.enabled != mig.pending) =>
-            {
+            Ok(reading) if !changes.contains(&uuid) && reading.mig.as_ref().is_some_and(|mig| mig.reset_pending) => {
                 "it waits for a reset to change its MIG mode, which this one would do".to_owned()
             }
             Ok(_) => continue,
         };
-        let message = format!("{uuid} would be reset as well, and must not be");
+        let message = format!("{uuid} would be reset as well, but is in use");
         return Err(ApiError::new(Code::Blocked, message)
             .cause(why)
             .hint("free it, then ask again: `gpushctl status` shows it"));

@@ -23,12 +23,13 @@ impl Filter {
 /// UUIDs of the GPUs that something is about; none for what is about the agent or the host.
 fn about(what: &Happening) -> &[String] {
     match what {
-        Happening::Operation(change) => &change.uuids,
-        Happening::Gpu(change) => std::slice::from_ref(&change.uuid),
-        Happening::Xid(xid) => std::slice::from_ref(&xid.uuid),
+        Happening::Operation(change) => &change.gpu_uuids,
+        Happening::Gpu(change) => std::slice::from_ref(&change.gpu_uuid),
+        Happening::Xid(xid) => std::slice::from_ref(&xid.gpu_uuid),
         Happening::Mps(change) => std::slice::from_ref(&change.gpu_uuid),
-        Happening::Stray(change) => std::slice::from_ref(&change.uuid),
-        Happening::Change(change) => &change.uuids,
+        Happening::Lease(change) => &change.gpu_uuids,
+        Happening::Stray(change) => std::slice::from_ref(&change.gpu_uuid),
+        Happening::Change(change) => &change.gpu_uuids,
         Happening::Config(_) | Happening::Driver(_) | Happening::Resync(_) => &[],
     }
 }
@@ -40,9 +41,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_and_gpus_are_both_heeded() {
+    fn filter_applies_kinds_and_gpus() {
         let event = |what| Event { id: String::new(), at: jiff::Timestamp::UNIX_EPOCH, what };
-        let xid = event(Happening::Xid(Xid { gpu: None, uuid: "GPU-1".to_owned(), xid: 31, gi: None, ci: None }));
+        let xid = event(Happening::Xid(Xid { gpu: None, gpu_uuid: "GPU-1".to_owned(), xid: 31, gi: None, ci: None }));
         let config = event(Happening::Config(ConfigChange { taken: true, error: None, pending_restart: Vec::new() }));
         let wanted = |kinds: Option<Vec<EventKind>>, gpus: Option<&str>| {
             let filter = Filter { kinds, gpus: gpus.map(|gpu| vec![gpu.to_owned()]) };

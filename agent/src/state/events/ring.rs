@@ -154,7 +154,7 @@ mod tests {
         }
     }
 
-    /// Numbers of what a cursor hears until there is nothing more, `R` for a resync.
+    /// Returns the numbers of a cursor's pending events, `R` for a resync.
     fn heard(cursor: &mut Cursor) -> Vec<String> {
         let mut heard = Vec::new();
         loop {
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(heard(&mut events.listen(Some("new-0"))), ["missed"]);
         assert_eq!(heard(&mut events.listen(Some("new-1"))), ["2", "3", "4", "5"]);
         assert_eq!(heard(&mut events.listen_to_all_kept()), ["2", "3", "4", "5"]);
-        // What can't be an id of ours is an id of another life.
+        // An id that this agent cannot have given belongs to a previous one.
         for other in ["old-3", "new-6", "new-", "new", "", "-", "new-x", "new--1"] {
             let mut cursor = events.listen(Some(other));
             assert_eq!(heard(&mut cursor), ["other life"], "{other}");

@@ -273,7 +273,7 @@ mod tests {
         let known = cache.waited(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
         assert!(asked.elapsed() >= SOON);
-        // Who asks while it still hangs is answered at once.
+        // A request while it still hangs is answered at once.
         let asked = Instant::now();
         assert!(cache.waited(SOON).await.stale);
         assert_eq!(asked.elapsed(), Duration::ZERO);
@@ -310,7 +310,7 @@ mod tests {
         assert!(!cache.waited(SOON).await.stale);
         cache.outdate();
         assert!(cache.last().stale);
-        // One that was on its way when the value changed may tell either.
+        // A reading that was in progress when the value changed may show either value.
         tokio::time::advance(Duration::from_millis(1)).await;
         let gate = Arc::new(Semaphore::new(0));
         let pass = Arc::clone(&gate);

@@ -69,10 +69,10 @@ impl Readings {
         Some(self.gpus().entry(uuid.to_owned()).or_insert_with(cache).clone())
     }
 
-    /// The host as it was at most a second ago, or as it was last seen. In maintenance nothing is read.
+    /// Returns the host as it was at most a second ago, or as last read. In maintenance nothing is read.
     ///
     /// # Errors
-    /// When there is no driver, it has not answered yet, or nothing was seen before maintenance was entered.
+    /// If there is no driver, it has not answered yet, or nothing was read before maintenance began.
     pub(crate) async fn host(&self) -> Result<Observed, ApiError> {
         if let Some(maintenance) = self.0.state.maintenance() {
             let host = self.0.state.now();
@@ -84,7 +84,7 @@ impl Readings {
         self.recent().await.map_err(|error| view::no_driver(&error))
     }
 
-    /// The host as last seen, without a driver call.
+    /// Returns the host as last read, without a driver call.
     ///
     /// # Errors
     /// As [`Readings::host`].
@@ -97,10 +97,10 @@ impl Readings {
         }
     }
 
-    /// The host as it was at most a second ago, or as it was last seen.
+    /// Returns the host as it was at most a second ago, or as last read.
     ///
     /// # Errors
-    /// When there is no driver, or it has not answered yet.
+    /// If there is no driver, or it has not answered yet.
     pub(crate) async fn recent(&self) -> Result<Observed, DriverError> {
         self.0.state.expire_overrides();
         self.0.state.unsettled(&self.0.hardware.status().unsettled);
@@ -126,7 +126,8 @@ impl Readings {
         Ok(Observed { host: self.0.state.now(), late })
     }
 
-    /// The host as last seen, with one GPU as it was at most a second ago or last seen. No other GPU is waited for.
+    /// Returns the host as last read, with one GPU as it was at most a second ago or last read. Does not wait
+    /// for other GPUs.
     ///
     /// # Errors
     /// As [`Readings::host`].
@@ -153,13 +154,13 @@ impl Readings {
         Ok(Observed { host: self.0.state.now(), late })
     }
 
-    /// Makes the next caller read everything again; earlier failures count no more.
+    /// Makes the next caller read everything again; earlier failures no longer count.
     pub(crate) fn begin_anew(&self) {
         self.0.list.begin_anew();
         self.gpus().values().for_each(Cached::begin_anew);
     }
 
-    /// These GPUs as they are now: each reading is begun after the call.
+    /// Reads these GPUs now: each reading begins after the call.
     pub(crate) async fn now(&self, uuids: &[String]) -> Vec<(String, Result<Arc<Reading>, DriverError>)> {
         let mut tasks = tokio::task::JoinSet::new();
         for (position, uuid) in uuids.iter().enumerate() {
@@ -176,7 +177,7 @@ impl Readings {
         uuids.iter().cloned().zip(read.into_iter().map(|outcome| outcome.unwrap_or_else(missing))).collect()
     }
 
-    /// One GPU as it is now.
+    /// Reads one GPU now.
     pub(crate) async fn read_now(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {
         let begun = Moment::now();
         let outcome = self.read(uuid).await;
@@ -186,7 +187,7 @@ impl Readings {
         outcome
     }
 
-    /// Makes the next caller read this GPU again, because something on it has changed.
+    /// Makes the next caller read this GPU again, because it has changed.
     pub(crate) fn outdate(&self, uuid: &str) {
         if let Some(cache) = self.cache(uuid) {
             cache.outdate();
@@ -219,7 +220,7 @@ impl Readings {
     }
 }
 
-/// How long a reading of this may take.
+/// Returns how long a reading may take.
 fn patience<V: Clone + Send + 'static>(cached: &Cached<V>) -> Duration {
     if cached.is_known() { WAIT } else { FIRST }
 }

@@ -46,6 +46,7 @@ pub struct LeaseMember {
     /// UUID of the GPU, or of the MIG device.
     pub target: String,
     /// UUID of the GPU.
+    #[serde(rename = "gpu_uuid")]
     pub gpu: String,
     /// What is granted there.
     pub share: MemberShare,

@@ -15,11 +15,15 @@ mod id;
 mod member;
 mod request;
 mod state;
+mod terms;
+mod usage;
 
 pub use id::{LeaseId, NotALeaseId};
 pub use member::{LeaseBinding, LeaseMember, MemberShare};
 pub use request::{LONGEST_LEASE_S, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS};
 pub use state::{EndReason, Enforcement, LeaseKind, LeaseState};
+pub use terms::{AtLeaseEnd, LeaseOwner, LeaseRequirement, LeaseTerms};
+pub use usage::LeaseUse;
 
 /// The user who holds a lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -55,10 +59,11 @@ pub struct LeaseRevocation {
     /// The administrator's words.
     pub reason: String,
     /// When it was revoked.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub at: Timestamp,
     /// When gpushd ends the processes of the lease; without it, they may run to their end.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub processes_end_at: Option<Timestamp>,
 }
@@ -93,21 +98,22 @@ pub struct Lease {
     /// What its life depends on.
     pub binding: LeaseBinding,
     /// Operation that creates its MIG devices, `op-7`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "operation_id", default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<String>,
     /// When it was requested.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
     /// When it was granted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub granted_at: Option<Timestamp>,
     /// When it expires, by the wall clock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub expires_at: Option<Timestamp>,
     /// When it ended.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at: Option<Timestamp>,
     /// Its place in the queue, while it is queued.

@@ -90,8 +90,11 @@ pub struct LeaseRequest {
     #[serde(default)]
     pub share: LeaseShare,
     /// Selectors of the GPUs that may be used; empty for all.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "selectors", default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<String>,
+    /// The MPS target or MIG device that must be granted: `0:2g.20gb@2`, a short name as in `/v1/mps`, or a UUID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
     /// Number of MIG devices or whole GPUs: all of them are granted, or none. 1 to 64.
     #[serde(default = "one")]
     pub count: u32,
@@ -102,14 +105,27 @@ pub struct LeaseRequest {
     #[serde(default)]
     pub wait: LeaseWait,
     /// Uid of the holder, where root or a Slurm hook requests a lease for a user.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "holder_uid", default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<u32>,
+    /// Pid, in the caller's pid namespace, of the process that the lease is bound to: the lease ends when it exits. It
+    /// must be a process of the holder, or the caller must be an administrator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<u32>,
 }
 
 impl Default for LeaseRequest {
     fn default() -> Self {
         let share = LeaseShare::Default;
-        Self { share, gpus: Vec::new(), count: 1, duration_s: None, wait: LeaseWait::No, holder: None }
+        Self {
+            share,
+            gpus: Vec::new(),
+            target: None,
+            count: 1,
+            duration_s: None,
+            wait: LeaseWait::No,
+            holder: None,
+            process: None,
+        }
     }
 }
 

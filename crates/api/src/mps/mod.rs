@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{error::ApiError, operation::Actor};
+use crate::{error::ApiError, lease::Lease};
 
 mod value;
 
@@ -184,34 +184,9 @@ pub struct MpsClient {
     /// Command line, for its owner and admins; at most 256 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// The share that it runs with; `None` when its environment names none of this daemon's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub share: Option<String>,
-}
-
-/// A part of a target that somebody took: what `gpushctl mps env` hands out.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct MpsShare {
-    /// `s12`.
-    pub id: String,
-    /// Target it is of.
-    pub target: String,
-    /// Who took it.
-    pub by: Actor,
-    /// What its clients may have at most.
-    #[serde(flatten)]
-    pub settings: MpsSettings,
-    /// When it was taken.
-    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
-    pub created_at: Timestamp,
-    /// The process with whose end it ends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub with_pid: Option<u32>,
-    /// When it ends by itself, by the wall clock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
-    pub expires_at: Option<Timestamp>,
+    /// The lease that it runs with, `L17`; `None` when its environment names no lease of its user on this target.
+    #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<String>,
 }
 
 /// A target that is shared through MPS, and its daemon.
@@ -237,26 +212,28 @@ pub struct MpsDaemon {
     /// of them, a second user. One sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
-    /// What it is wanted to be.
+    /// The desired policy: the rule's, with the settings that an administrator changed.
+    #[serde(rename = "desired_policy")]
     pub wanted: MpsPolicy,
-    /// What its rule says, where something else was set above it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Settings of its rule, when an administrator changed them.
+    #[serde(default, rename = "rule_settings", skip_serializing_if = "Option::is_none")]
     pub rule: Option<MpsSettings>,
-    /// What it said last that it has; `None` before it answered. A memory limit it tells in whole GiB.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Settings that the daemon reported last; absent before its first answer. It reports a memory limit in whole GiB.
+    #[serde(default, rename = "effective_settings", skip_serializing_if = "Option::is_none")]
     pub in_force: Option<MpsSettings>,
     /// Process id of the control daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// Since when it is in this state.
+    #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub since: Timestamp,
     /// When it is started again, while it backs off.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub next_start_at: Option<Timestamp>,
     /// When clients that are still there are ended, while it drains and was told so.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub clients_end_at: Option<Timestamp>,
     /// How often it failed within the time that counts.
@@ -289,12 +266,12 @@ pub struct MpsDaemon {
     /// Whether these are all: of a daemon that does not answer, the driver alone may know them, and not tell.
     #[serde(default = "yes")]
     pub clients_known: bool,
-    /// Shares that were taken and not given back.
+    /// Leases on the target that have not ended.
     #[serde(default)]
-    pub shares: Vec<MpsShare>,
-    /// What they come to together, percent, rounded up.
+    pub leases: Vec<Lease>,
+    /// Sum of their percentages, rounded up.
     #[serde(default)]
-    pub shares_percent: u32,
+    pub granted_percent: u32,
 }
 
 impl MpsDaemon {
@@ -331,7 +308,7 @@ pub struct MpsSetRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
     /// Whether what was set before is taken back first, so that what is left out is the rule's again.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, rename = "clear", skip_serializing_if = "std::ops::Not::not")]
     pub reset: bool,
 }
 
@@ -357,40 +334,6 @@ pub struct MpsEndRequest {
     /// as they need.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_after_s: Option<u64>,
-}
-
-/// `POST /v1/mps/{target}/shares`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct MpsShareRequest {
-    /// Active thread percentage; the daemon's by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<f64>))]
-    pub percentage: Option<Percentage>,
-    /// Memory limit in MiB; the daemon's by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
-    pub memory_limit_mib: Option<MemoryLimit>,
-    /// Priority; the daemon's by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub priority: Option<Priority>,
-    /// A process of the asker's with whose end the share ends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub with_pid: Option<u32>,
-    /// After how many seconds it ends by itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub for_s: Option<u64>,
-}
-
-/// A share that was taken, and what its clients need to use it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct MpsShareTaken {
-    /// The share.
-    pub share: MpsShare,
-    /// Environment of its clients, in order.
-    pub environment: Vec<(String, String)>,
 }
 
 /// `GET /v1/mps/{target}/logs`.

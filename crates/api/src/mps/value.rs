@@ -134,7 +134,7 @@ impl Serialize for MemoryLimit {
 impl<'de> Deserialize<'de> for MemoryLimit {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let mib = u64::deserialize(from)?;
-        let bad = || D::Error::custom(format!("{mib} MiB is no memory limit: give 1 to {MOST_MIB}"));
+        let bad = || D::Error::custom(format!("{mib} MiB is not a memory limit: give 1 to {MOST_MIB}"));
         Self::of_mib(mib).ok_or_else(bad)
     }
 }

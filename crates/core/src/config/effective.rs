@@ -8,8 +8,8 @@ use std::{
 
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
-use super::{Config, WantedLayout, rules::mode_name, sharing, timeslice};
-use crate::desired;
+use super::{Config, WantedLayout, leasing, rules::mode_name, sharing, timeslice};
+use crate::{desired, layout::DYNAMIC};
 
 impl Config {
     /// The whole config as TOML, defaults filled in. Reading it gives the same config.
@@ -23,6 +23,12 @@ impl Config {
                 table = section;
             }
             if let Some(value) = value {
+                let _ = writeln!(out, "{key} = {value}");
+            }
+        }
+        for quota in &self.quotas {
+            let _ = writeln!(out, "\n[[quota]]");
+            for (key, value) in quota.written() {
                 let _ = writeln!(out, "{key} = {value}");
             }
         }
@@ -47,7 +53,13 @@ impl Config {
                 Some(WantedLayout::Inline(layout)) => {
                     let _ = writeln!(out, "layout = {}", list(&layout.canonical()));
                 }
+                Some(WantedLayout::Dynamic) => {
+                    let _ = writeln!(out, "layout = {}", text(DYNAMIC));
+                }
                 None => {}
+            }
+            for (key, value) in rule.lease.iter().flat_map(leasing::written) {
+                let _ = writeln!(out, "{key} = {}", text(value));
             }
             if let Some(policy) = &rule.mps {
                 let _ = writeln!(out, "mps = {}", sharing::written(policy, rule.mode));
@@ -90,12 +102,16 @@ impl Config {
         keys.into_iter().filter(changed).map(diff).collect()
     }
 
-    /// Settings and layouts by key with their table, as TOML.
+    /// Settings, layouts and quotas by key with their table, as TOML.
     fn by_key(&self) -> BTreeMap<String, String> {
         let settings = self.settings().into_iter();
         let settings = settings.filter_map(|(table, key, value)| Some((dotted(table, key), value?)));
         let layouts = self.layouts.iter().map(|(name, layout)| (dotted("layouts", name), list(&layout.canonical())));
-        settings.chain(layouts).collect()
+        let quotas = self.quotas.iter().enumerate().map(|(position, quota)| {
+            let pairs: Vec<String> = quota.written().iter().map(|(key, value)| format!("{key} = {value}")).collect();
+            (dotted("quota", &(position + 1).to_string()), format!("{{ {} }}", pairs.join(", ")))
+        });
+        settings.chain(layouts).chain(quotas).collect()
     }
 
     /// As the API shows it; `path` is the file it came from, `gpus` those that rules may claim.
@@ -110,14 +126,16 @@ impl Config {
                 .enumerate()
                 .map(|(position, rule)| RuleView {
                     name: rule.label(position),
-                    gpus: rule.matches.iter().map(ToString::to_string).collect(),
+                    selectors: rule.matches.iter().map(ToString::to_string).collect(),
                     mode: rule.mode,
                     layout: rule.layout.as_ref().map(|layout| match layout {
                         WantedLayout::Named(name) => vec![name.clone()],
                         WantedLayout::Inline(layout) => layout.canonical(),
+                        WantedLayout::Dynamic => vec![DYNAMIC.to_owned()],
                     }),
                     mps: rule.mps.clone(),
                     timeslice: rule.timeslice.clone(),
+                    lease: rule.lease,
                     claims: gpus
                         .iter()
                         .zip(&claimed)

@@ -16,15 +16,17 @@
 
 use std::collections::BTreeMap;
 
-use gpush_api::{Mode, MpsPolicy, TimeslicePolicy};
+use gpush_api::{LeaseTerms, Mode, MpsPolicy, TimeslicePolicy};
 
 use crate::{layout::Layout, selector::Selector};
 
 mod effective;
+mod leasing;
 mod mode_change;
 mod mps;
 mod parse;
 mod processes;
+mod quotas;
 mod reader;
 mod rules;
 pub mod schema;
@@ -34,6 +36,7 @@ mod timeslice;
 
 pub use mps::Mps;
 pub use processes::{Allowed, Processes};
+pub use quotas::{Leases, QuotaMemory, QuotaRule};
 
 pub use crate::diagnostic::{FileErrors as ConfigErrors, Located, Problem};
 
@@ -61,6 +64,10 @@ pub struct Config {
     pub mps: Mps,
     /// `[processes]`
     pub processes: Processes,
+    /// `[leases]`
+    pub leases: Leases,
+    /// `[[quota]]` tables in order: the first for a user applies alone.
+    pub quotas: Vec<QuotaRule>,
     /// `[layouts]`, without the reserved `none`.
     pub layouts: BTreeMap<String, Layout>,
     /// `[[gpu]]` rules in order: the first that matches a GPU claims it.
@@ -230,6 +237,8 @@ pub struct Rule {
     pub mps: Option<MpsPolicy>,
     /// How holders of what it claims take turns, in mode `timeslice` only and always.
     pub timeslice: Option<TimeslicePolicy>,
+    /// How its GPUs are leased; `None` in mode `unmanaged` only.
+    pub lease: Option<LeaseTerms>,
 }
 
 /// The layout of a rule.
@@ -239,9 +248,17 @@ pub enum WantedLayout {
     Named(String),
     /// Entries in the rule itself.
     Inline(Layout),
+    /// `dynamic`: leases create the instances on demand.
+    Dynamic,
 }
 
 impl Rule {
+    /// Whether leases create the instances of its GPUs on demand.
+    #[must_use]
+    pub fn is_dynamic(&self) -> bool {
+        self.mode == Mode::Mig && self.layout == Some(WantedLayout::Dynamic)
+    }
+
     /// Its name, or `rule 2` by position from 0.
     #[must_use]
     pub fn label(&self, position: usize) -> String {
@@ -281,12 +298,13 @@ impl Config {
         self.layouts.get(name).cloned()
     }
 
-    /// The layout that a rule wants; none for rules of other modes.
+    /// The instances that a rule wants; `None` for rules of other modes, and for a dynamic layout.
     #[must_use]
     pub fn layout_of(&self, rule: &Rule) -> Option<Layout> {
         match rule.layout.as_ref()? {
             WantedLayout::Named(name) => self.layout(name),
             WantedLayout::Inline(layout) => Some(layout.clone()),
+            WantedLayout::Dynamic => None,
         }
     }
 }

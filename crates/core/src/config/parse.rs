@@ -8,10 +8,10 @@ use toml::{
 };
 
 use super::{
-    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, mode_change, mps, processes,
+    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, mode_change, mps, processes, quotas,
     reader::{Reader, Text, Value, get, unknown},
     rules,
-    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LOG, MODE_CHANGE, MPS, PROCESSES, RULE, TOP},
+    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LEASES, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE, TOP},
 };
 use crate::{
     diagnostic::{self, Document, FileErrors as ConfigErrors, Problem},
@@ -51,11 +51,8 @@ fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> 
     let message = error.message().trim_end_matches('.').to_owned();
     if message.contains("duplicate key") {
         let name = text.get(span.clone()).unwrap_or_default().trim_matches(['"', '\'']).to_owned();
-        let problem = Problem::new(
-            span.clone(),
-            format!("{} stands here a second time", Quoted(&name)),
-            "keep one of the two".to_owned(),
-        );
+        let problem =
+            Problem::new(span.clone(), format!("{} is repeated here", Quoted(&name)), "keep one of the two".to_owned());
         let mut first = None;
         earlier(table.get_ref(), &name, span.start, &mut first);
         return match first.or_else(|| earlier_header(text, &name, span.start)) {
@@ -121,7 +118,7 @@ fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Ra
 }
 
 fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
-    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LAYOUTS, RULE];
+    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LEASES, QUOTA, LAYOUTS, RULE];
     let tables = tables.map(|section| section.table());
     reader.strangers(top, TOP, &tables);
     let mut config = Config::default();
@@ -160,6 +157,11 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
         reader.strangers(table, PROCESSES, &[]);
         config.processes = processes::read(reader, table);
     }
+    if let Some(table) = reader.table(top, LEASES) {
+        reader.strangers(table, LEASES, &[]);
+        config.leases = quotas::leases(reader, table);
+    }
+    config.quotas = quotas::read(reader, top);
     // A layout that is wrong keeps its name: a rule that names it is not wrong too.
     let mut names = Vec::new();
     if let Some(table) = reader.table(top, LAYOUTS) {

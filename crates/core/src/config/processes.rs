@@ -99,7 +99,7 @@ fn entry(reader: &mut Reader<'_>, item: Value<'_, '_>) -> Option<Allowed> {
     }
     if exe.is_none() && uid.is_none() {
         let hint = "give it an `exe`, a `uid` or both: { exe = \"/usr/bin/nvtop\", uid = 1000 }";
-        reader.report(Problem::new(span, "this allows nobody in particular", hint));
+        reader.report(Problem::new(span, "this entry allows no process", hint));
         return None;
     }
     Some(Allowed { exe, uid })

@@ -10,15 +10,15 @@ use gpush_api::Mode;
 use toml::de::{DeTable, DeValue};
 
 use super::{
-    Rule, WantedLayout,
+    Rule, WantedLayout, leasing,
     parse::{entries, layout_texts},
-    reader::{Reader, Value, get, key_span, unknown},
+    reader::{Reader, Text, Value, get, key_span, unknown},
     schema::{RULE, RULE_MPS, RULE_TIMESLICE},
     sharing, timeslice,
 };
 use crate::{
     diagnostic::Problem,
-    layout::{self, Layout, NONE, is_name},
+    layout::{self, NONE, is_name},
     nearest::nearest,
     quote::Quoted,
     selector::Selector,
@@ -84,8 +84,9 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
         let layout = layout(reader, table, &header, &meant, mode, layouts);
         let mps = sharing::mps(reader, table, mode);
         let timeslice = timeslice::read(reader, table, mode);
+        let lease = leasing::read(reader, table, mode);
         if let (Some(matches), Some(mode)) = (matches, mode) {
-            rules.push(Rule { name, matches, mode, layout, mps, timeslice });
+            rules.push(Rule { name, matches, mode, layout, mps, timeslice, lease });
         }
     }
     never_matching(reader, &claims);
@@ -137,13 +138,30 @@ fn matches(
         ));
         return None;
     }
+    let selectors = parse_selectors(reader, &texts)?;
+    for (selector, text) in selectors.iter().zip(&texts) {
+        claims.push(Claim { rule, selector: selector.clone(), span: text.span.clone() });
+    }
+    Some(selectors)
+}
+
+/// Reads a key that holds selectors of GPUs and may be left out. An empty list is an error.
+pub(super) fn selectors(reader: &mut Reader<'_>, table: &DeTable<'_>, key: &str) -> Option<Vec<Selector>> {
+    let example = "[\"0-3\"]";
+    let texts = reader.words(table, key, example)?;
+    if texts.is_empty() {
+        reader.report_at(table, key, format!("`{key}` is empty"), format!("write {key} = {example}, or leave it out"));
+        return None;
+    }
+    parse_selectors(reader, &texts)
+}
+
+/// Reads selectors; `None` when one of them is wrong.
+fn parse_selectors(reader: &mut Reader<'_>, texts: &[Text]) -> Option<Vec<Selector>> {
     let mut selectors = Vec::new();
-    for text in &texts {
+    for text in texts {
         match text.value.parse::<Selector>() {
-            Ok(selector) => {
-                claims.push(Claim { rule, selector: selector.clone(), span: text.span.clone() });
-                selectors.push(selector);
-            }
+            Ok(selector) => selectors.push(selector),
             Err(error) => {
                 let hint = if text.value.contains(',') {
                     "write each in its own quotes: [\"0\", \"2\"]".to_owned()
@@ -177,7 +195,7 @@ fn mode(reader: &mut Reader<'_>, table: &DeTable<'_>, header: &Range<usize>, mea
             reader.report(Problem::new(
                 text.span,
                 format!("mode `{name}` is not built yet"),
-                format!("use one of: {}; \"unmanaged\" leaves the GPUs to whoever shares them now", built.join(", ")),
+                format!("use one of: {}; \"unmanaged\" leaves the GPUs as they are", built.join(", ")),
             ));
             None
         }
@@ -240,18 +258,13 @@ fn reserved(name: &str) -> Option<&'static str> {
 fn reference(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>, known: &[String]) -> Option<WantedLayout> {
     match reserved(name) {
         Some(NONE) => return Some(WantedLayout::Named(NONE.to_owned())),
-        Some(_) => {
-            if let Err(error) = Layout::parse(name) {
-                reader.report(Problem::new(value.span(), error.message, error.hint.unwrap_or_default()));
-            }
-            return None;
-        }
+        Some(_) => return Some(WantedLayout::Dynamic),
         None => {}
     }
     if known.iter().any(|other| other == name) {
         return Some(WantedLayout::Named(name.to_owned()));
     }
-    let names: Vec<&str> = known.iter().map(String::as_str).chain([NONE]).collect();
+    let names: Vec<&str> = known.iter().map(String::as_str).chain([NONE, layout::DYNAMIC]).collect();
     // Never `none`, which takes every instance away.
     let hint = match nearest(name, known.iter().map(String::as_str)) {
         Some(meant) => format!("did you mean \"{meant}\"? There are: {}", names.join(", ")),

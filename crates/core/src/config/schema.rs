@@ -59,10 +59,18 @@ pub const MPS: Section = Section {
 pub const PROCESSES: Section = Section { header: "[processes]", keys: &["stray", "grace_s", "allow"] };
 /// An entry of `processes.allow`; not a section of its own to readers, who write it inline.
 pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe", "uid"] };
+/// `[leases]`
+pub const LEASES: Section = Section { header: "[leases]", keys: &["placement"] };
+/// `[[quota]]`
+pub const QUOTA: Section = Section {
+    header: "[[quota]]",
+    keys: &["users", "groups", "everybody", "kinds", "leases", "waiting", "memory", "mps_percent", "longest", "gpus"],
+};
 /// `[layouts]`: its keys are names that the administrator gives.
 pub const LAYOUTS: Section = Section { header: "[layouts]", keys: &[] };
 /// `[[gpu]]`
-pub const RULE: Section = Section { header: "[[gpu]]", keys: &["name", "match", "mode", "layout"] };
+pub const RULE: Section =
+    Section { header: "[[gpu]]", keys: &["name", "match", "mode", "layout", "lease", "at_end", "owner"] };
 /// `[gpu.mps]`: a table of the rule above it.
 pub const RULE_MPS: Section = Section {
     header: "[gpu.mps]",
@@ -72,8 +80,23 @@ pub const RULE_MPS: Section = Section {
 pub const RULE_TIMESLICE: Section = Section { header: "[gpu.timeslice]", keys: &["replicas", "level", "compute_mode"] };
 
 /// All sections, in the order of the file.
-pub const SECTIONS: &[Section] =
-    &[TOP, LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LAYOUTS, RULE, RULE_MPS, RULE_TIMESLICE];
+pub const SECTIONS: &[Section] = &[
+    TOP,
+    LOG,
+    DRIVER,
+    API,
+    ACCESS,
+    HEALTH,
+    MODE_CHANGE,
+    MPS,
+    PROCESSES,
+    LEASES,
+    QUOTA,
+    LAYOUTS,
+    RULE,
+    RULE_MPS,
+    RULE_TIMESLICE,
+];
 
 impl Section {
     /// Name of the table: `gpu` of `[[gpu]]`.

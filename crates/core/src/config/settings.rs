@@ -5,15 +5,16 @@ use super::{
     Allowed, Config,
     effective::{list, text},
     processes::stray_name,
+    quotas::placement_name,
 };
 
 /// Table, key and value as TOML; `None` when it is not set.
 pub(super) type Setting = (&'static str, &'static str, Option<String>);
 
 impl Config {
-    /// All settings but layouts and rules, in the order of the file.
+    /// All settings but quotas, layouts and rules, in the order of the file.
     pub(super) fn settings(&self) -> Vec<Setting> {
-        let Self { auto_reconcile, log, driver, api, access, health, mode_change, mps, processes, .. } = self;
+        let Self { auto_reconcile, log, driver, api, access, health, mode_change, mps, processes, leases, .. } = self;
         let xids: Vec<String> = health.cordon_xids.iter().map(u32::to_string).collect();
         let together: Vec<String> = mode_change.reset_together.iter().map(ToString::to_string).collect();
         let allowed: Vec<String> = processes.allow.iter().map(allowed).collect();
@@ -54,6 +55,7 @@ impl Config {
             ("processes", "stray", Some(text(stray_name(processes.stray)))),
             ("processes", "grace_s", Some(processes.grace_s.to_string())),
             ("processes", "allow", Some(format!("[{}]", allowed.join(", ")))),
+            ("leases", "placement", Some(text(placement_name(leases.placement)))),
         ]
     }
 }

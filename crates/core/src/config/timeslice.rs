@@ -36,13 +36,28 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
     reader.strangers(table, RULE_TIMESLICE, &[]);
     let default = TimeslicePolicy::default();
     let levels = TimesliceLevel::ALL.map(|level| (level.name(), level));
-    Some(TimeslicePolicy {
+    let policy = TimeslicePolicy {
         replicas: reader.number(table, "replicas", 1..=1000, default.replicas),
         level: reader.choice(table, "level", "time-slice level", &levels).unwrap_or(default.level),
         compute_mode: reader
             .choice(table, "compute_mode", "compute mode", &COMPUTE_MODES)
             .unwrap_or(default.compute_mode),
-    })
+    };
+    refuse_unusable_replicas(reader, table, &policy);
+    Some(policy)
+}
+
+/// Refuses several replicas with a compute mode in which the driver admits one process.
+fn refuse_unusable_replicas(reader: &mut Reader<'_>, table: &DeTable<'_>, policy: &TimeslicePolicy) {
+    let admits_one = matches!(policy.compute_mode, Some(ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread));
+    if policy.replicas > 1 && admits_one {
+        let problem = format!(
+            "`replicas = {}` cannot be used: compute mode `exclusive_process` admits one process",
+            policy.replicas
+        );
+        let hint = "write compute_mode = \"default\", or replicas = 1";
+        reader.report_at(table, "replicas", problem, hint);
+    }
 }
 
 /// The policy as the rule's key has it, on one line.

@@ -1,33 +1,36 @@
-//! Two configs compared by what they want of each GPU.
+//! Comparison of two configs by the desired state of each GPU.
 
 use gpush_api::{Gpu, GpuDiff, WantedView};
 
 use super::{Wish, claims, wishes};
-use crate::config::Config;
+use crate::{config::Config, layout::DYNAMIC};
 
-/// What a config wants of each GPU, in order, overrides left out.
+/// Returns the desired state of each GPU, in order, without overrides.
 fn by_rule(config: &Config, gpus: &[Gpu]) -> Vec<WantedView> {
     let view = |(wish, claimed): (Wish, Option<usize>)| {
         let rule = claimed.and_then(|position| config.rules.get(position));
         WantedView {
             mode: wish.mode,
             rule: wish.rule,
-            layout: wish.configured.map(|layout| layout.canonical()),
+            layout: match rule {
+                Some(rule) if rule.is_dynamic() => Some(vec![DYNAMIC.to_owned()]),
+                Some(_) | None => wish.configured.map(|layout| layout.canonical()),
+            },
             mps: rule.and_then(|rule| rule.mps.clone()),
             timeslice: rule.and_then(|rule| rule.timeslice.clone()),
+            lease: rule.and_then(|rule| rule.lease),
         }
     };
     wishes(config, gpus).into_iter().zip(claims(config, gpus)).map(view).collect()
 }
 
 fn same(one: &WantedView, other: &WantedView) -> bool {
-    // Another name of the rule changes nothing, and how clients of MPS share a device nothing about the
-    // layout that stands above the rule's.
+    // A change of a rule's name, or of MPS sharing only, leaves the overridden layout unchanged.
     (one.mode, &one.layout) == (other.mode, &other.layout)
 }
 
-/// Those of `uuids` of which the rules of `new` want something else than those of `old`. Of a GPU
-/// that is not among `gpus` nobody knows which rule claims it: for it any other rules count.
+/// Returns those of `uuids` for which the rules of `new` want another state than those of `old`. The rule of a
+/// GPU that is not in `gpus` is unknown: for it, any change of rules counts.
 #[must_use]
 pub fn changed_under(old: &Config, new: &Config, gpus: &[Gpu], uuids: &[String]) -> Vec<String> {
     let (before, after) = (by_rule(old, gpus), by_rule(new, gpus));
@@ -39,14 +42,15 @@ pub fn changed_under(old: &Config, new: &Config, gpus: &[Gpu], uuids: &[String])
     uuids.iter().filter(changed).cloned().collect()
 }
 
-/// Each GPU, in order: by the file, by the config in force, with its override, and as it stands.
+/// Returns each GPU, in order, with its state in the file, in the active config, with its override, and at
+/// present.
 #[must_use]
 pub fn compare(in_force: &Config, in_file: Option<&Config>, gpus: &[Gpu]) -> Vec<GpuDiff> {
     let mut file = in_file.map(|config| by_rule(config, gpus).into_iter());
     let diff =
         |(gpu, in_force): (&Gpu, WantedView)| GpuDiff {
             gpu: gpu.index,
-            uuid: gpu.uuid.clone(),
+            gpu_uuid: gpu.uuid.clone(),
             in_file: file.as_mut().and_then(Iterator::next),
             in_force,
             overridden: gpu.overridden.clone(),

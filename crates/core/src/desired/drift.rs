@@ -1,8 +1,7 @@
-//! Drift: how a GPU differs from what is wanted of it, in sentences for people.
+//! Drift: the differences of a GPU from its desired state, in sentences for users.
 //!
-//! It is told by comparing what stands with what is wanted, not by planning: instances in use may
-//! make a plan impossible, and the difference is there all the same. With MIG mode on, and to stay
-//! on, a GPU has no drift exactly when a plan for it would have no step.
+//! It is found by comparison, not by planning: instances in use can make a plan impossible, but the difference
+//! exists. While MIG mode is on, and desired, a GPU has no drift exactly if a plan for it has no steps.
 
 use gpush_api::{Gpu, GpuInstance, GpuState, Mig, Mode};
 
@@ -13,14 +12,14 @@ use crate::{
     plan::{Target, Wanted},
 };
 
-/// The differences, one sentence each; none when the GPU is as wanted.
+/// Returns the differences, one sentence each; none if the GPU is as desired.
 #[must_use]
 pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
     match wish.mode {
         Mode::Unmanaged => Vec::new(),
         Mode::Exclusive | Mode::Mps => not_whole(wish.mode, gpu),
         Mode::Timeslice => match not_whole(wish.mode, gpu) {
-            // What is cut has neither levels nor another compute mode.
+            // A partitioned GPU has neither levels nor another compute mode.
             whole if whole.is_empty() => turns::drift(wish, gpu),
             not_whole => not_whole,
         },
@@ -32,11 +31,12 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
                 | GpuState::Changing
                 | GpuState::Held
                 | GpuState::Maintenance => {
-                    vec![format!("{} has no MIG, the config wants mode mig", gpu.name)]
+                    vec![format!("{} has no MIG, but its rule has mode `mig`", gpu.name)]
                 }
-                // It could not be read: what it has is not known.
+                // It is unreadable, so its instances are unknown.
                 GpuState::Unknown | GpuState::Lost => Vec::new(),
             },
+            (Some(mig), None) if wish.dynamic => mode_drift(mig),
             (Some(_), None) if gpu.overridden.is_some() => {
                 vec!["the layout of its override is not known to this gpushd".to_owned()]
             }
@@ -46,25 +46,37 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
     }
 }
 
-/// What keeps a GPU from being used whole, one sentence each.
+/// Returns what prevents use of the whole GPU, one sentence each.
 pub(crate) fn not_whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
     let wanted = mode.name();
     let Some(mig) = &gpu.mig else { return Vec::new() };
-    match (mig.enabled, mig.pending) {
-        (true, true) => vec![format!("MIG mode is on, mode {wanted} wants the whole GPU")],
-        (true, false) => vec![format!("MIG mode is on until the GPU is reset, mode {wanted} wants the whole GPU")],
-        (false, true) => vec![format!("MIG mode comes on with the next reset, mode {wanted} wants the whole GPU")],
+    match (mig.enabled, mig.pending_mode()) {
+        (true, true) => vec![format!("MIG mode is on, but mode `{wanted}` needs the whole GPU")],
+        (true, false) => {
+            vec![format!("MIG mode is on until the next GPU reset, but mode `{wanted}` needs the whole GPU")]
+        }
+        (false, true) => vec![format!("the next GPU reset enables MIG mode, but mode `{wanted}` needs the whole GPU")],
         (false, false) => Vec::new(),
     }
 }
 
+/// How the MIG mode differs from on.
+fn mode_drift(mig: &Mig) -> Vec<String> {
+    match (mig.enabled, mig.pending_mode()) {
+        (false, true) => vec!["MIG mode is off until the GPU is reset".to_owned()],
+        (false, false) => vec!["MIG mode is off".to_owned()],
+        (true, false) => vec!["the next GPU reset disables MIG mode, but the rule needs it".to_owned()],
+        (true, true) => Vec::new(),
+    }
+}
+
 fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
-    let mut drift = Vec::new();
-    match (mig.enabled, mig.pending) {
-        (false, true) => return vec!["MIG mode is off until the GPU is reset".to_owned()],
-        (false, false) => return vec!["MIG mode is off".to_owned(), format!("missing {layout}")],
-        (true, false) => drift.push("MIG mode goes off with the next reset, the config wants it on".to_owned()),
-        (true, true) => {}
+    let mut drift = mode_drift(mig);
+    if !mig.enabled {
+        if !mig.pending_mode() {
+            drift.push(format!("missing {layout}"));
+        }
+        return drift;
     }
     if mig.profiles.is_empty() {
         drift.push(format!("its MIG profiles are not known, so it can't be compared with the layout {layout}"));
@@ -78,11 +90,11 @@ fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
     drift
 }
 
-/// Sentences about instances: those that differ in their compute instances only, then those that
-/// are wanted and not there, then those that are there and not wanted.
+/// Returns sentences about instances: first those that differ only in their compute instances, then the missing
+/// ones, then the excess ones.
 fn instances(have: &[GpuInstance], target: &Target) -> Vec<String> {
     let mut have: Vec<&GpuInstance> = have.iter().collect();
-    // Wanted at a fixed place first: only one instance can serve there.
+    // Those with a fixed placement first: only one instance can match them.
     let mut want: Vec<&Wanted> = target.instances.iter().collect();
     want.sort_by_key(|wanted| wanted.at.is_none());
     want.retain(|wanted| take(&mut have, |instance| serves(wanted, instance) && computes(wanted, instance)).is_none());
@@ -102,13 +114,13 @@ fn instances(have: &[GpuInstance], target: &Target) -> Vec<String> {
     sentences
 }
 
-/// What is missing and what is too much, after `place`.
+/// Describes missing and excess instances, after `place`.
 fn differences(place: &str, missing: &[String], extra: &[String]) -> Vec<String> {
     let one = |word: &str, what: &[String]| (!what.is_empty()).then(|| format!("{place}{word} {}", what.join(", ")));
     [one("missing", missing), one("extra", extra)].into_iter().flatten().collect()
 }
 
-/// Removes and gives back the first that fits.
+/// Removes and returns the first that fits.
 fn take<'a>(from: &mut Vec<&'a GpuInstance>, fits: impl Fn(&GpuInstance) -> bool) -> Option<&'a GpuInstance> {
     let at = from.iter().position(|instance| fits(instance))?;
     Some(from.remove(at))
@@ -126,7 +138,7 @@ fn computes(wanted: &Wanted, instance: &GpuInstance) -> bool {
     wants == has
 }
 
-/// Compute instances by name that are wanted and not there, and that are there and not wanted.
+/// Returns the names of missing and of excess compute instances.
 fn computes_differ(wanted: &Wanted, instance: &GpuInstance) -> (Vec<String>, Vec<String>) {
     let mut extra: Vec<_> = instance.compute.iter().collect();
     let mut missing = Vec::new();
@@ -139,7 +151,7 @@ fn computes_differ(wanted: &Wanted, instance: &GpuInstance) -> (Vec<String>, Vec
     (counted(missing.into_iter()), counted(extra.into_iter().map(|has| has.profile.clone())))
 }
 
-/// `a, a, b` as `a*2, b`, in order of first appearance.
+/// Formats `a, a, b` as `a*2, b`, in order of first appearance.
 fn counted(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut counts: Vec<(String, u32)> = Vec::new();
     for name in names {

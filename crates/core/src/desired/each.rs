@@ -1,5 +1,5 @@
-//! Plans for a request that names each GPU with what it shall be: one operation over GPUs that
-//! differ. The request stands in for the config: what it does not name is not looked at.
+//! Plans for a request with a separate layout for each GPU: one operation over different GPUs. The request
+//! replaces the config; it does not affect GPUs that it does not name.
 
 use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, MigModeStep, Mode, Plans, Step};
 
@@ -11,19 +11,19 @@ use super::{
 use crate::{
     geometry::Geometry,
     layout::Layout,
-    plan::{self, Target},
+    plan::{self, Holds, Target},
     selector::Selector,
 };
 
-/// What one GPU shall be.
+/// The requested state of one GPU.
 enum Want {
-    /// MIG mode off: used whole.
+    /// MIG mode off.
     Off,
     /// MIG mode on, with these instances.
     On(Layout),
 }
 
-/// Plans for each GPU that is named, in the host's order.
+/// Returns plans for each named GPU, in the host's order.
 pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[GpuLayout]) -> Result<Plans, ApiError> {
     let bad = |message: String, hint: &str| Err(ApiError::new(Code::BadRequest, message).hint(hint));
     if !selectors.is_empty() {
@@ -52,9 +52,9 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
     for (at, want) in &wanted {
         match want {
             Want::On(_) => claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?,
-            // MIG mode off is what the other modes want; what is unmanaged is not touched.
+            // The other modes want MIG mode off; an unmanaged GPU is not touched.
             Want::Off => {
-                let stands = gpus[*at].mig.as_ref().is_none_or(|mig| !mig.enabled && !mig.pending);
+                let stands = gpus[*at].mig.as_ref().is_none_or(gpush_api::Mig::is_off);
                 if !stands && wishes[*at].mode == Mode::Unmanaged {
                     claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?;
                 }
@@ -68,15 +68,15 @@ fn want(gpu: &Gpu, one: &GpuLayout) -> Result<Want, ApiError> {
     match (one.mig, one.layout.as_slice()) {
         (false, []) => Ok(Want::Off),
         (false, _) => {
-            let message = format!("{} shall have MIG mode off and MIG instances", label(gpu));
-            Err(ApiError::new(Code::BadRequest, message).hint("leave its layout empty, or want MIG mode on"))
+            let message = format!("{} cannot have MIG instances with MIG mode off", label(gpu));
+            Err(ApiError::new(Code::BadRequest, message).hint("leave its layout empty, or enable MIG mode"))
         }
         (true, []) => Ok(Want::On(Layout::none())),
         (true, entries) => Ok(Want::On(Layout::parse_list(entries).map_err(ApiError::from)?)),
     }
 }
 
-/// The plan of a GPU that shall have MIG mode off.
+/// Returns the plan for a GPU that is to have MIG mode off.
 pub(super) fn whole(gpu: &Gpu) -> GpuPlan {
     of(gpu, &Want::Off)
 }
@@ -88,23 +88,24 @@ fn of(gpu: &Gpu, want: &Want) -> GpuPlan {
     };
     match (workable(gpu, true), want) {
         (Err(error), _) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
-        // Asked for by name, yet MIG mode is part of what is asked: a GPU without it is not as wanted.
+        // The request names the GPU and wants MIG mode, so a GPU without it needs a change.
         (Ok(()), Want::On(layout)) => plan_gpu(gpu, layout, false),
         (Ok(()), Want::Off) => off(gpu, no_plan(gpu, layout)),
     }
 }
 
-/// A GPU that shall be whole: its instances go, then its MIG mode.
+/// Plans MIG mode off: first the instances are destroyed, then the mode changes.
 fn off(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
     let Some(mig) = &gpu.mig else { return answer };
-    if !mig.enabled && !mig.pending {
+    if mig.is_off() {
         return answer;
     }
     if let Some(refusal) = mode::used_whole(gpu) {
         return refused(gpu, answer, refusal);
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
-    match plan::plan(&geometry, &mig.instances, &Target::default()) {
+    let holds = Holds::default().with_leases(&mig.instances, &gpu.leases);
+    match plan::plan_around(&geometry, &mig.instances, &Target::default(), &holds) {
         Ok(plan) => match users_unknown(gpu, true, &plan.steps) {
             None => {
                 let reset = mode::reset(gpu, mig, false);

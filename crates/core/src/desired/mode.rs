@@ -1,16 +1,18 @@
-//! Changes of MIG mode in plans: whether they need a reset, what that disturbs, and what stands in
-//! its way as far as readings tell.
+//! Changes of MIG mode in plans: whether they need a reset, what a reset disturbs, and what blocks it according
+//! to readings.
 
-use gpush_api::{ApiError, Architecture, Code, Gpu, GpuPlan, Holder, InstanceStep, Mig, Peer, Refusal, Reset};
+use gpush_api::{
+    ApiError, Architecture, Code, Gpu, GpuPlan, Holder, InstanceStep, LeaseUse, Mig, Peer, Refusal, Reset,
+};
 
 use super::plan::label;
 use crate::{config::Config, holders};
 
-/// Whether a change of MIG mode comes into force only with a reset of the GPU.
+/// Returns whether a change of MIG mode needs a reset of the GPU.
 #[must_use]
 pub fn needs_reset(architecture: Architecture) -> bool {
     match architecture {
-        // Newer parts than this build knows are taken to behave as the newest it does.
+        // Parts newer than this build are assumed to behave like the newest known one.
         Architecture::Hopper | Architecture::Blackwell | Architecture::Unknown => false,
         Architecture::Legacy
         | Architecture::Volta
@@ -20,14 +22,14 @@ pub fn needs_reset(architecture: Architecture) -> bool {
     }
 }
 
-/// The reset that switching to `enable` needs, its particulars still to be filled in.
+/// Returns the reset that switching to `enable` needs, without its details.
 pub(super) fn reset(gpu: &Gpu, mig: &Mig, enable: bool) -> Option<Reset> {
-    // What only waits for a reset is taken back without one.
+    // A pending mode is reverted without a reset.
     let changes = mig.enabled != enable;
-    (changes && (needs_reset(gpu.architecture) || mig.pending != mig.enabled)).then(Reset::default)
+    (changes && (needs_reset(gpu.architecture) || mig.reset_pending)).then(Reset::default)
 }
 
-/// Why the mode can't be changed now: processes on the GPU as a whole.
+/// Returns why the mode cannot change now: processes and leases on the whole GPU.
 pub(super) fn used_whole(gpu: &Gpu) -> Option<Refusal> {
     let holder = |process: &gpush_api::Process| Holder {
         pid: process.pid,
@@ -37,27 +39,29 @@ pub(super) fn used_whole(gpu: &Gpu) -> Option<Refusal> {
         service: None,
         devices: Vec::new(),
     };
-    (!gpu.processes.is_empty()).then(|| Refusal::Held { holders: gpu.processes.iter().map(holder).collect() })
+    let leases: Vec<LeaseUse> = gpu.leases.iter().filter(|lease| lease.target == gpu.uuid).cloned().collect();
+    let is_used = !gpu.processes.is_empty() || !leases.is_empty();
+    is_used.then(|| Refusal::Held { holders: gpu.processes.iter().map(holder).collect(), leases })
 }
 
-/// Whether the host's NVSwitches are looked after, without which the GPUs on them are reset only all
-/// together (nvidia-smi's manual, `--gpu-reset`). GPUs with MIG that are joined directly never are.
+/// Whether a fabric manager manages the host's NVSwitches. Without one, the GPUs on them can only be reset all
+/// together (nvidia-smi's manual, `--gpu-reset`). GPUs that are connected directly can always be reset alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fabric {
-    /// A fabric manager runs, or there is nothing to look after.
+    /// A fabric manager runs, or there are no NVSwitches.
     Managed,
-    /// None runs, or none will at the time of the reset.
+    /// None runs, or none will run during the reset.
     Unmanaged,
 }
 
-/// Fills in what each reset disturbs, and refuses those that would take others' instances along.
-/// Whether a fabric manager runs is not known here: where NVSwitches are, it is taken to.
+/// Adds what each reset disturbs, and refuses resets that would destroy instances of other GPUs. Whether a
+/// fabric manager runs is not known here: with NVSwitches, it is assumed.
 pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let stopped = holders::names(&config.mode_change.services, holders::FABRIC_MANAGER);
     fill_in(config, gpus, plans, if stopped { Fabric::Unmanaged } else { Fabric::Managed });
 }
 
-/// Plans anew what is reset together, on a host without a running fabric manager.
+/// Plans the resets again for a host without a running fabric manager.
 pub fn without_fabric_manager(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     fill_in(config, gpus, plans, Fabric::Unmanaged);
 }
@@ -98,8 +102,8 @@ fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric)
     }
 }
 
-/// What the same request makes of GPUs that is in the way of a mode that goes off: that is done last, when
-/// they have their instances.
+/// Returns what the same request does to other GPUs and blocks switching this mode off: that must come last,
+/// when they have their instances.
 fn against(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Vec<String> {
     if plan.mig_mode() == Some(true) {
         return Vec::new();
@@ -115,8 +119,8 @@ fn against(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Ve
     peers.iter().filter_map(|at| filled(&gpus[*at])).collect()
 }
 
-/// Positions of the GPUs that are reset with the one at `own`: those that the config says, and those
-/// that hang on the same NVSwitches while nobody looks after these.
+/// Returns the positions of the GPUs that are reset with the one at `own`: those in the config, and those on
+/// the same NVSwitches if no fabric manager runs.
 fn together(config: &Config, gpus: &[Gpu], own: usize, fabric: Fabric) -> Vec<usize> {
     let groups = config.mode_change.reset_together.iter().map(|group| group.matching(gpus));
     let mut peers: Vec<usize> = groups.filter(|group| group.contains(&own)).flatten().collect();
@@ -129,24 +133,26 @@ fn together(config: &Config, gpus: &[Gpu], own: usize, fabric: Fabric) -> Vec<us
     peers
 }
 
-/// Whether a GPU hangs on NVSwitches.
+/// Returns whether a GPU is connected to NVSwitches.
 pub fn is_switched(gpu: &Gpu) -> bool {
     gpu.nvlink.as_ref().is_some_and(|nvlink| nvlink.switched)
 }
 
-/// Why a GPU must not be reset; `None` when nothing is lost by it.
+/// Returns why a GPU must not be reset; `None` if a reset loses nothing.
 fn not_to_be_reset(gpu: &Gpu) -> Option<String> {
     let instances = gpu.mig.as_ref().map_or(0, |mig| mig.instances.len());
     let what = if gpu.stale {
         "can't be read".to_owned()
     } else if !gpu.processes.is_empty() {
         "is in use".to_owned()
+    } else if let Some(lease) = gpu.leases.first() {
+        format!("is leased: {lease}")
     } else if !gpu.processes_known {
         "may be in use: the driver does not tell".to_owned()
     } else if instances > 0 {
         format!("has {instances} GPU instances, which a reset destroys")
-    } else if let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled != mig.pending) {
-        format!("has MIG mode {} pending, which a reset puts into force", if mig.pending { "on" } else { "off" })
+    } else if let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.reset_pending) {
+        format!("has MIG mode {} pending, which a reset puts into force", if mig.pending_mode() { "on" } else { "off" })
     } else {
         return None;
     };

@@ -1,36 +1,47 @@
-//! Plans for a host: which GPUs a request means, what each shall hold, and one plan for each.
+//! Plans for a host: the GPUs that a request means, and a plan for each.
 //!
-//! A request is refused as a whole when it can't be understood or names a GPU that a rule keeps from
-//! MIG. Otherwise every GPU gets its plan or the reason why there is none, so that one look shows
-//! all of them and a lost GPU does not hide the others.
+//! A request is refused as a whole if it is invalid, or names a GPU whose rule has another mode than MIG.
+//! Otherwise every GPU gets its plan or the reason why there is none, so that one answer shows all of them, and
+//! a lost GPU does not hide the others.
 
 use gpush_api::{
-    ApiError, Code, Gpu, GpuPlan, GpuState, InstanceStep, LayoutSource, MigModeStep, Mode, PlanRequest, Plans, Refusal,
-    Step, USERS_UNKNOWN,
+    ApiError, Code, Gpu, GpuInstance, GpuPlan, GpuState, InstanceStep, LayoutSource, MigModeStep, Mode, PlanRequest,
+    Plans, Refusal, Step, USERS_UNKNOWN,
 };
 
 use super::{Wish, each, mode, way_out, wishes};
 use crate::{
     config::Config,
     geometry::Geometry,
-    layout::{self, Layout, NONE},
+    layout::{self, DYNAMIC, Layout, NONE},
     nearest::nearest,
-    plan::{self, Target},
+    plan::{self, Holds, Target},
     preset::UUID_PREFIX,
     quote::Quoted,
     refusal,
     selector::{Selector, inventory},
 };
 
-/// Plans what a request asks of a host.
+/// What a request wants of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Aim {
+    /// MIG mode off.
+    Whole,
+    /// MIG mode on, with exactly these instances.
+    Layout(Layout),
+    /// MIG mode on, with the instances that it has: leases create and destroy them.
+    Dynamic,
+}
+
+/// Plans a request for a host.
 ///
-/// With no selector it means every GPU that a `mig` rule claims. A GPU that a rule of another mode
-/// claims is refused a layout; named without one, it becomes the whole GPU that its rule wants: MIG mode
-/// off. One that no rule claims may be named with an explicit layout.
+/// Without a selector it means every GPU that a `mig` rule claims. A GPU claimed by a rule of another mode is
+/// refused a layout; if it is named without a layout, MIG mode is switched off, as its rule wants. An unclaimed
+/// GPU may be named with an explicit layout.
 ///
 /// # Errors
-/// The request can't be understood, names no GPU, or names one that is another mode's. That one GPU
-/// can't hold its layout, or can't be worked with, is no error here: its plan says so.
+/// The request is invalid, matches no GPU, or names one of another mode. A GPU that cannot hold its layout or
+/// is unusable is not an error here: its plan reports that.
 pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result<Plans, ApiError> {
     let wishes = wishes(config, gpus);
     if let LayoutSource::PerGpu(each) = &request.layout {
@@ -46,27 +57,33 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
     let mut wanted = Vec::new();
     for at in chosen {
         let (gpu, wish) = (&gpus[at], &wishes[at]);
-        if given.is_none() && wish.wants_whole() {
-            wanted.push((gpu, wish, None));
-            continue;
-        }
-        let layout = match &given {
-            Some(layout) => layout.clone(),
-            None => configured(gpu, wish, named && request.layout == LayoutSource::Config, others)?,
+        let own = named && request.layout == LayoutSource::Config;
+        let aim = match &given {
+            Some(layout) => Aim::Layout(layout.clone()),
+            None if wish.wants_whole() => Aim::Whole,
+            None if wish.dynamic || (own && wish.dynamic_rule) => Aim::Dynamic,
+            None => Aim::Layout(configured(gpu, wish, own, others)?),
         };
-        claimed_otherwise(gpu, wish, others)?;
-        wanted.push((gpu, wish, Some(layout)));
+        if aim != Aim::Whole {
+            claimed_otherwise(gpu, wish, others)?;
+        }
+        wanted.push((gpu, wish, aim));
     }
     let explicit = given.is_some();
-    let plan = |(gpu, wish, layout): &(&Gpu, &Wish, Option<Layout>)| {
-        let Some(layout) = layout else { return each::whole(gpu) };
-        match workable(gpu, named) {
-            Ok(()) if gpu.mig.is_none() => {
+    let plan = |(gpu, wish, aim): &(&Gpu, &Wish, Aim)| {
+        let empty = match aim {
+            Aim::Whole => return each::whole(gpu),
+            Aim::Layout(layout) => no_plan(gpu, layout),
+            Aim::Dynamic => GpuPlan { layout: vec![DYNAMIC.to_owned()], ..no_plan(gpu, &Layout::none()) },
+        };
+        match (workable(gpu, named), aim) {
+            (Ok(()), _) if gpu.mig.is_none() => {
                 let refusal = Some(Refusal::NoMig);
-                GpuPlan { refusal, error: Some(no_mig(gpu, wish, others)), ..no_plan(gpu, layout) }
+                GpuPlan { refusal, error: Some(no_mig(gpu, wish, others)), ..empty }
             }
-            Ok(()) => plan_gpu(gpu, layout, explicit),
-            Err(error) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
+            (Ok(()), Aim::Layout(layout)) => plan_gpu(gpu, layout, explicit),
+            (Ok(()), Aim::Dynamic | Aim::Whole) => plan_dynamic(gpu, empty),
+            (Err(error), _) => GpuPlan { error: Some(error), ..empty },
         }
     };
     let mut plans: Vec<GpuPlan> = wanted.iter().map(plan).collect();
@@ -74,7 +91,7 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
     Ok(Plans { plans })
 }
 
-/// How a GPU is called in messages. The identity of one that is nowhere is left out.
+/// Returns a GPU's name for messages. It omits the identity of a GPU that does not exist.
 pub(super) fn label(gpu: &Gpu) -> String {
     if gpu.uuid.starts_with(UUID_PREFIX) {
         return format!("GPU {}", gpu.index);
@@ -82,7 +99,7 @@ pub(super) fn label(gpu: &Gpu) -> String {
     format!("GPU {} ({})", gpu.index, gpu.uuid)
 }
 
-/// The layout that the request gives itself; `None` when it is each rule's.
+/// Returns the request's own layout; `None` if it uses each rule's.
 fn given(config: &Config, source: &LayoutSource) -> Result<Option<Layout>, ApiError> {
     let layout = match source {
         LayoutSource::Config | LayoutSource::Wanted | LayoutSource::PerGpu(_) => return Ok(None),
@@ -96,13 +113,12 @@ fn given(config: &Config, source: &LayoutSource) -> Result<Option<Layout>, ApiEr
 }
 
 fn no_layout(config: &Config, name: &str) -> ApiError {
-    if name.eq_ignore_ascii_case(layout::DYNAMIC) {
-        return match Layout::parse(name) {
-            Err(error) => error.into(),
-            Ok(_) => ApiError::new(Code::Unsupported, format!("`{name}` layouts are not built yet")),
-        };
+    if name.eq_ignore_ascii_case(layout::DYNAMIC)
+        && let Err(error) = Layout::parse(name)
+    {
+        return error.into();
     }
-    // `none` takes instances away: nobody is talked into it.
+    // `none` destroys instances, so it is never suggested.
     let known: Vec<&str> = config.layouts.keys().map(String::as_str).filter(|name| *name != NONE).collect();
     let error = ApiError::new(Code::NotFound, format!("the config has no layout {}", Quoted(name)));
     if known.is_empty() {
@@ -117,7 +133,7 @@ fn no_layout(config: &Config, name: &str) -> ApiError {
     }
 }
 
-/// Positions of the GPUs that are meant.
+/// Returns the positions of the GPUs that are meant.
 fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<usize>, ApiError> {
     if !request.gpus.is_empty() {
         return Selector::resolve(&request.gpus, gpus);
@@ -126,14 +142,14 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
         LayoutSource::Config | LayoutSource::Wanted => false,
         LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => true,
     };
-    // Nobody is made whole by a request for all: instances would go.
-    let is_cut = |at: usize| gpus[at].mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending);
+    // A request for all GPUs never disables MIG, because instances would be destroyed.
+    let is_cut = |at: usize| gpus[at].mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending_mode());
     let whole = |at: usize| match wishes[at].mode {
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && !is_cut(at),
         Mode::Mig | Mode::Unmanaged => false,
     };
     let of_mig = |at: usize| wishes[at].mode == Mode::Mig;
-    // Those that are whole, and as their rules want them, are no news.
+    // GPUs without MIG that are as their rules want them are not listed.
     let claimed: Vec<usize> =
         (0..gpus.len()).filter(|at| of_mig(*at) || (whole(*at) && !gpus[*at].drift.is_empty())).collect();
     if !claimed.is_empty() {
@@ -152,35 +168,37 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
     };
     if let Some(at) = (0..gpus.len()).find(to_be_whole) {
         let index = gpus[at].index;
-        let message = format!("no GPU is to be cut; GPU {index} is, which its rule wants whole");
+        let message = format!(
+            "nothing to apply: no rule has mode `mig`. GPU {index} has MIG enabled, but its rule needs the whole GPU"
+        );
         return Err(ApiError::new(Code::NotFound, message)
-            .cause("instances are taken away for that, so only GPUs that are named are made whole")
-            .hint(format!("`gpushctl mig plan --gpu {index}` shows what would go")));
+            .cause("disabling MIG destroys instances, so it is done only on GPUs that you name")
+            .hint(format!("`gpushctl mig plan --gpu {index}` shows what would be destroyed")));
     }
     let error = ApiError::new(Code::NotFound, "no config rule claims a GPU for MIG").cause(inventory(gpus));
     Err(error.hint(way_out::without_claim(gpus, wishes, layout)))
 }
 
-/// The layout that is wanted of the GPU, or its rule's own whatever stands above that.
+/// Returns the desired layout of the GPU, or its rule's own layout without the override.
 fn configured(gpu: &Gpu, wish: &Wish, own: bool, others: Option<&str>) -> Result<Layout, ApiError> {
     if let Some(layout) = if own { &wish.configured } else { &wish.layout } {
         return Ok(layout.clone());
     }
-    if wish.configured.is_some() {
+    if wish.has_rule_layout() {
         let message = format!("the layout of the override on {} is not known to this gpushd", label(gpu));
         let clear = format!("`gpushctl config overrides clear {}` ends it", gpu.index);
         return Err(ApiError::new(Code::Unsupported, message).hint(clear));
     }
     claimed_otherwise(gpu, wish, others)?;
-    // One that can't be read has no MIG to show, and may have it all the same.
+    // An unreadable GPU shows no MIG but may have it.
     if gpu.mig.is_none() && workable(gpu, true).is_ok() {
         return Err(no_mig(gpu, wish, others));
     }
-    let message = format!("no config rule says which layout {} shall have", label(gpu));
+    let message = format!("no config rule has a layout for {}", label(gpu));
     Err(ApiError::new(Code::NotFound, message).hint(way_out::without_layout(gpu)))
 }
 
-/// Refuses GPUs that a rule gives to another mode.
+/// Refuses GPUs whose rule has another mode.
 pub(super) fn claimed_otherwise(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> Result<(), ApiError> {
     let Some(rule) = &wish.rule else { return Ok(()) };
     let mode = match wish.mode {
@@ -194,12 +212,12 @@ pub(super) fn claimed_otherwise(gpu: &Gpu, wish: &Wish, others: Option<&str>) ->
     Err(ApiError::new(Code::Conflict, message).hint(way_out::of_another_mode(gpu, rule, others)))
 }
 
-/// The refusal of a GPU without MIG.
+/// Returns the error for a GPU without MIG.
 fn no_mig(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> ApiError {
     refusal::explain(&Refusal::NoMig, gpu.index, &label(gpu)).hint(way_out::without_mig(wish, others))
 }
 
-/// Refuses GPUs whose state is not known well enough to plan on.
+/// Refuses GPUs whose state is not known well enough to plan.
 pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     let refuse = |code, what: &str, hint: &str| {
         let mut error = ApiError::new(code, format!("{} {what}", label(gpu)));
@@ -208,22 +226,22 @@ pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     };
     match gpu.state {
         GpuState::Ready | GpuState::Changing => Ok(()),
-        // Naming it is how an administrator brings it back, and says to know of the cordon.
+        // An administrator who names it intends to recover it, or knows of the cordon.
         GpuState::Degraded | GpuState::Cordoned if named => Ok(()),
         GpuState::Cordoned => refuse(
             Code::Conflict,
-            "is cordoned, and a request for all GPUs does not reshape it",
+            "is cordoned, so a request for all GPUs does not change it",
             &format!("name it (--gpu {0}) if it is meant, or leave it out; or `gpushctl gpu uncordon {0}`", gpu.index),
         ),
         GpuState::Degraded => refuse(
             Code::Conflict,
-            "is degraded: a change failed and so did taking it back",
-            &format!("look at it with `gpushctl gpu show {0}`, then `gpushctl apply {0}`", gpu.index),
+            "is degraded: a change failed, and so did its rollback",
+            &format!("check it with `gpushctl gpu show {0}`, then `gpushctl apply {0}`", gpu.index),
         ),
         GpuState::Held => refuse(
             Code::Conflict,
-            "is held: what gpushd had promised about it was lost",
-            "see that nobody relies on it as it is, then `gpushctl recover`; a reboot releases it too",
+            "is held: gpushd lost its records of who uses it",
+            "check that no user needs its current instances, then `gpushctl recover`; a reboot releases it too",
         ),
         GpuState::Maintenance => refuse(
             Code::Conflict,
@@ -243,7 +261,7 @@ pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     }
 }
 
-/// A plan with no steps.
+/// Returns a plan without steps.
 pub(super) fn no_plan(gpu: &Gpu, layout: &Layout) -> GpuPlan {
     GpuPlan {
         gpu: gpu.index,
@@ -254,20 +272,20 @@ pub(super) fn no_plan(gpu: &Gpu, layout: &Layout) -> GpuPlan {
     }
 }
 
-/// A plan that is refused.
+/// Returns a plan with a refusal.
 pub(super) fn refused(gpu: &Gpu, mut answer: GpuPlan, refusal: Refusal) -> GpuPlan {
     answer.error = Some(refusal::explain(&refusal, gpu.index, &label(gpu)));
     answer.refusal = Some(refusal);
     answer
 }
 
-/// The plan of one GPU, or why there is none.
+/// Returns the plan of one GPU, or why there is none.
 pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     let mut answer = no_plan(gpu, layout);
     let refused = |answer, refusal| refused(gpu, answer, refusal);
     let Some(mig) = &gpu.mig else { return refused(answer, Refusal::NoMig) };
-    // Nothing is asked of a GPU without MIG mode, and it holds nothing.
-    if explicit && layout.is_none() && !mig.enabled && !mig.pending {
+    // A GPU without MIG mode has no instances, so nothing is to do.
+    if explicit && layout.is_none() && mig.is_off() {
         return answer;
     }
     if mig.profiles.is_empty() {
@@ -289,7 +307,8 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
         answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
     }
     let instances = if mig.enabled { mig.instances.as_slice() } else { &[] };
-    match plan::plan(&geometry, instances, &target) {
+    let holds = Holds::default().with_leases(instances, &gpu.leases);
+    match plan::plan_around(&geometry, instances, &target, &holds) {
         Ok(plan) => match users_unknown(gpu, !answer.is_empty(), &plan.steps) {
             None => {
                 answer.steps.extend(plan.steps.into_iter().map(Step::Instance));
@@ -301,8 +320,27 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     }
 }
 
-/// While it is not known who uses the GPU, whatever looks idle may be in use: nothing is destroyed
-/// then, and MIG mode not changed. New instances cost nobody anything.
+/// Plans a GPU whose layout is `dynamic`: MIG mode is enabled, and each instance stays.
+fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
+    let Some(mig) = &gpu.mig else { return refused(gpu, answer, Refusal::NoMig) };
+    if mig.enabled {
+        let mut keeps: Vec<&GpuInstance> = mig.instances.iter().collect();
+        keeps.sort_by_key(|instance| instance.placement);
+        answer.keeps = keeps.into_iter().map(|instance| instance.id).collect();
+        return answer;
+    }
+    if let Some(refusal) = mode::used_whole(gpu) {
+        return refused(gpu, answer, refusal);
+    }
+    answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
+    match users_unknown(gpu, true, &[]) {
+        None => answer,
+        error => GpuPlan { error, ..answer.without_steps() },
+    }
+}
+
+/// While the processes on the GPU are unknown, idle-looking instances may be in use: nothing is destroyed, and
+/// MIG mode does not change. New instances affect no process.
 pub(super) fn users_unknown(gpu: &Gpu, changes_mode: bool, steps: &[InstanceStep]) -> Option<ApiError> {
     let destroys = steps.iter().any(|step| step.destroys().is_some());
     let spared = match (gpu.processes_known, changes_mode, destroys) {

@@ -1,13 +1,13 @@
-//! What carrying out a request makes of a GPU's override.
+//! The effect of a request on a GPU's override.
 //!
-//! | layout of the request | on a GPU that a rule gives to mode `mig` |
+//! | layout of the request | effect, on a GPU whose rule has mode `mig` |
 //! |---|---|
-//! | explicit | makes one; the rule's own layout, written out, ends one |
-//! | the config's, GPU named | ends one |
-//! | the config's, GPU not named | leaves it: it is what is wanted |
-//! | what is wanted | leaves it |
+//! | explicit | sets one; the rule's own layout, written out, clears it |
+//! | the config's, GPU named | clears it |
+//! | the config's, GPU not named | keeps it, because it is the desired layout |
+//! | the desired layout | keeps it |
 //!
-//! On any other GPU there is no rule's layout to stand above.
+//! No other GPU has a rule's layout to override.
 
 use std::collections::BTreeMap;
 
@@ -20,30 +20,33 @@ use crate::{
     selector::Selector,
 };
 
-/// What becomes of the override of one GPU once the request is carried out.
+/// The override of one GPU after the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// It stays as it is, or there is none.
+    /// Unchanged, or none.
     Stays,
-    /// One is made, in place of another if there is one.
+    /// Set, replacing a previous one.
     Made {
         /// Rule that claims the GPU.
         rule: Option<String>,
         /// Layout in canonical text.
         layout: Vec<String>,
     },
-    /// It ends, if there is one.
+    /// Cleared, if there is one.
     Ended,
 }
 
-/// For each plan that was made of `request`, what becomes of its GPU's override.
+/// Returns the effect on the override for each plan of `request`.
 #[must_use]
 pub fn standing(config: &Config, gpus: &[Gpu], request: &PlanRequest, plans: &[GpuPlan]) -> Vec<Standing> {
     let wishes = wishes(config, gpus);
     let of = |plan: &GpuPlan| {
         let Some(at) = gpus.iter().position(|gpu| gpu.uuid == plan.uuid) else { return Standing::Stays };
         let wish = &wishes[at];
-        let Some(own) = wish.configured.as_ref().filter(|_| wish.mode == Mode::Mig) else { return Standing::Stays };
+        if wish.mode != Mode::Mig || !wish.has_rule_layout() {
+            return Standing::Stays;
+        }
+        let is_own = |layout: &[String]| wish.configured.as_ref().is_some_and(|own| same(own, layout));
         match &request.layout {
             LayoutSource::Wanted => Standing::Stays,
             LayoutSource::Config if request.gpus.is_empty() => Standing::Stays,
@@ -55,7 +58,7 @@ pub fn standing(config: &Config, gpus: &[Gpu], request: &PlanRequest, plans: &[G
             {
                 Standing::Stays
             }
-            LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) if same(own, &plan.layout) => {
+            LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) if is_own(&plan.layout) => {
                 Standing::Ended
             }
             LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => {
@@ -66,13 +69,13 @@ pub fn standing(config: &Config, gpus: &[Gpu], request: &PlanRequest, plans: &[G
     plans.iter().map(of).collect()
 }
 
-/// Whether both are the same layout: the order of entries matters only to people, and so does
-/// whether two are written as one with its count.
+/// Returns whether both are the same layout. The order of entries, and writing two equal entries as one with a
+/// count, make no difference.
 fn same(layout: &Layout, canonical: &[String]) -> bool {
     Layout::parse_list(canonical).is_ok_and(|other| counted(layout) == counted(&other))
 }
 
-/// How many of each entry.
+/// Counts each entry.
 fn counted(layout: &Layout) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for entry in &layout.entries {

@@ -11,6 +11,7 @@ use crate::{layout::Layout, preset};
 
 mod carried_out;
 mod drifts;
+mod leased;
 mod overridden;
 mod requests;
 mod switched;
@@ -72,7 +73,8 @@ fn process(pid: u32) -> Process {
     }
 }
 
-/// A GPU instance as the driver would show it, with compute instances by name; none = whole.
+/// Returns a GPU instance as the driver would report it, with compute instances by name; none means one for the
+/// whole.
 fn instance(gpu: &Gpu, id: u32, profile: &str, start: u8, compute: &[&str]) -> GpuInstance {
     let of = gpu.mig.as_ref().unwrap().profiles.iter().find(|p| p.name == profile).unwrap();
     let compute = if compute.is_empty() { &[profile][..] } else { compute };
@@ -108,7 +110,7 @@ fn one(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> GpuPlan {
     plans.remove(0)
 }
 
-/// Carries out a plan on paper.
+/// Applies a plan to the data of a GPU.
 fn carry_out(gpu: &mut Gpu, plan: &GpuPlan) {
     let profiles = gpu.mig.as_ref().unwrap().profiles.clone();
     let mig = gpu.mig.as_mut().unwrap();
@@ -173,7 +175,7 @@ fn any_layout() -> impl Strategy<Value = String> {
 }
 
 #[test]
-fn the_first_rule_that_matches_claims() {
+fn first_matching_rule_claims_a_gpu() {
     let host = host();
     let claimed = claims(&config(), &host);
     assert_eq!(claimed, [Some(0), Some(0), Some(1), Some(2), Some(3), Some(4), None, None]);
@@ -186,7 +188,7 @@ fn the_first_rule_that_matches_claims() {
 }
 
 #[test]
-fn the_view_says_who_claims_what() {
+fn config_view_lists_claims() {
     let view = config().view(Some("config.toml"), &host());
     let claims: Vec<Vec<u32>> = view.rules.iter().map(|rule| rule.claims.clone()).collect();
     assert_eq!(claims, [vec![0, 1], vec![2], vec![3], vec![4], vec![5]]);
@@ -196,7 +198,7 @@ fn the_view_says_who_claims_what() {
 }
 
 #[test]
-fn findings_name_selectors_without_effect() {
+fn findings_name_unused_selectors() {
     let text = r#"
 [[gpu]]
 name = "all of it"
@@ -224,10 +226,14 @@ mode = "unmanaged"
         findings(&Config::parse(&text, "config.toml").unwrap(), &host)
     };
     assert!(turns("replicas = 1000").is_empty() && turns("compute_mode = \"exclusive_process\"").is_empty());
-    let mode = "compute mode exclusive_process lets one process compute";
-    let contradicts = turns("replicas = 4, compute_mode = \"exclusive_process\"");
-    assert_eq!(contradicts, [format!("rule 1: {mode}, and the rule wants 4 holders at a time")]);
-    assert_eq!(turns("compute_mode = \"prohibited\"").len(), 1);
+    let admits_none = turns("replicas = 4, compute_mode = \"prohibited\"");
+    assert_eq!(
+        admits_none,
+        ["rule 1: compute mode prohibited admits no process, and the rule allows 4 holders at a time"]
+    );
+    let text = "[[quota]]\neverybody = true\ngpus = [\"0\", \"*H100*\"]\n";
+    let quotas = findings(&Config::parse(text, "config.toml").unwrap(), &host());
+    assert_eq!(quotas, ["quota 1: `*h100*` matches no GPU of this host"]);
     assert!(turns("level = \"long\"")[0].contains("is older than Turing"));
 }
 
@@ -236,7 +242,7 @@ fn mig_mode_that_is_off() {
     let off = |preset: &str, change: &dyn Fn(&mut Gpu)| {
         let mut gpu = preset::gpus(preset).unwrap().remove(0);
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
         change(&mut gpu);
         let layout = if preset == "rtx-pro-6000x2" { "4g.96gb" } else { "1g.10gb*7" };
         let layout = if preset == "dgx-b200" { "7g.180gb" } else { layout };
@@ -258,32 +264,32 @@ fn mig_mode_that_is_off() {
             && plan.instance_steps().count() > 0
             && plan.error.is_none()
     );
-    // Somebody has asked for it already: the same is left to do.
-    let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
+    // The mode is already pending: the same steps are left.
+    let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
     assert!(plan.mig_mode() == Some(true) && plan.reset().is_some() && plan.error.is_none());
-    let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
+    let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
     assert!(
         plan.mig_mode() == Some(true) && plan.reset().is_some(),
         "a mode that hangs in the air takes a reset everywhere"
     );
     let (plan, _) = off("dgx-h100", &|gpu| gpu.processes.push(process(4711)));
-    assert!(matches!(&plan.refusal, Some(Refusal::Held { holders }) if holders.len() == 1));
+    assert!(matches!(&plan.refusal, Some(Refusal::Held { holders, .. }) if holders.len() == 1));
     let error = plan.error.unwrap();
     assert_eq!((error.code, error.causes), (Code::Blocked, vec!["held by pid 4711 (ada, python train.py)".to_owned()]));
     assert!(plan.steps.is_empty());
-    // A layout that can't be is told as such, whatever the mode.
+    // An impossible layout is reported as such, whatever the mode.
     let mut gpu = host().remove(0);
     gpu.mig.as_mut().unwrap().enabled = false;
     let plan = one(&Config::default(), &[gpu.clone()], &request(&["0"], entries("7g.80gb*2")));
     assert!(matches!(plan.refusal, Some(Refusal::TooMany { .. })), "{:?}", plan.refusal);
-    // Nothing wanted of a GPU with MIG off: nothing to do.
-    gpu.mig.as_mut().unwrap().pending = false;
+    // A GPU with MIG off and no desired instances needs nothing.
+    gpu.mig.as_mut().unwrap().set_mode(false, false);
     let plan = one(&Config::default(), &[gpu], &request(&["0"], LayoutSource::Named("none".to_owned())));
     assert!(plan.refusal.is_none() && plan.is_empty());
 }
 
 #[test]
-fn mig_mode_goes_off_after_the_instances_and_takes_a_reset_on_ampere_alone() {
+fn mig_off_follows_instances_and_resets_ampere_only() {
     let whole = |gpus: &[Gpu], config: &str| {
         let each = vec![GpuLayout { gpu: "0".to_owned(), mig: false, layout: Vec::new() }];
         let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) };
@@ -299,10 +305,10 @@ fn mig_mode_goes_off_after_the_instances_and_takes_a_reset_on_ampere_alone() {
     let services = "[mode_change]\nservices = [\"nvidia-dcgm\"]\nbefore = \"/x/y\"\n";
     let reset = whole(&gpus, services).unwrap().reset().cloned().unwrap();
     assert_eq!((reset.services, reset.hooks), (vec!["nvidia-dcgm".to_owned()], vec!["/x/y".to_owned()]));
-    // Pending on, still off: taken back without a reset.
+    // Pending on, but still off: reverted without a reset.
     let pending = |gpu: &mut Gpu, enabled, pending| {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (enabled, pending);
+        mig.set_mode(enabled, pending);
     };
     pending(&mut gpus[0], false, true);
     let plan = whole(&gpus, "").unwrap();
@@ -314,7 +320,7 @@ fn mig_mode_goes_off_after_the_instances_and_takes_a_reset_on_ampere_alone() {
     gpus[0].processes.push(process(4711));
     let plan = whole(&gpus, "").unwrap();
     assert!(plan.mig_mode() != Some(false) && matches!(plan.refusal, Some(Refusal::Held { .. })));
-    // What a rule calls unmanaged is not touched.
+    // A GPU with an unmanaged rule is not touched.
     gpus[0].processes.clear();
     let unmanaged = "[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n";
     assert_eq!(whole(&gpus, unmanaged).unwrap_err().code, Code::Conflict);
@@ -323,11 +329,11 @@ fn mig_mode_goes_off_after_the_instances_and_takes_a_reset_on_ampere_alone() {
 }
 
 #[test]
-fn what_is_reset_together_must_be_free_or_change_with_it() {
+fn gpus_reset_together_must_be_free_or_change_too() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     for gpu in &mut gpus {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
     }
     let config = Config::parse("[mode_change]\nreset_together = [\"0-1\", \"2-7\"]\n", "test").unwrap();
     let plan =

@@ -1,10 +1,10 @@
-//! GPUs whose holders take turns: what is known of the level in force, held against what is wanted.
+//! Time-sliced GPUs: the known level compared with the desired one.
 
 use gpush_api::{ComputeMode, Gpu, TimesliceLevel, TimesliceState, TimesliceView};
 
 use super::{Wish, drift::not_whole};
 
-/// Sentences about level and compute mode of a GPU that is whole.
+/// Returns sentences about level and compute mode of a GPU without MIG.
 pub(super) fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
     let Some(policy) = &wish.timeslice else { return Vec::new() };
     let level = gpu.timeslice.as_ref().and_then(|seen| level(seen, policy.level));
@@ -15,21 +15,21 @@ pub(super) fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
 fn level(seen: &TimesliceView, wanted: TimesliceLevel) -> Option<String> {
     match (seen.state, seen.level) {
         (TimesliceState::Known, Some(level)) if level != wanted => {
-            Some(format!("time-slice level is {level}, the config wants {wanted}"))
+            Some(format!("time-slice level is {level}, but the config says {wanted}"))
         }
-        // Without levels the driver does as it likes, which is what `default` asks for.
+        // Without levels the driver uses its default, as desired.
         (TimesliceState::Unsupported, _) if wanted != TimesliceLevel::Default => {
-            Some(format!("it has no time-slice levels, the config wants {wanted}"))
+            Some(format!("the GPU has no time-slice levels, but the config says {wanted}"))
         }
         (TimesliceState::Known | TimesliceState::Unsupported | TimesliceState::Unknown, _) => None,
     }
 }
 
 fn compute_mode(now: ComputeMode, wanted: ComputeMode) -> Option<String> {
-    (now != wanted).then(|| format!("compute mode is {now}, the config wants {wanted}"))
+    (now != wanted).then(|| format!("compute mode is {now}, but the config says {wanted}"))
 }
 
-/// How the GPU takes turns: what was seen of it, with what is wanted.
+/// Returns the observed time-slicing state of the GPU, with the desired one.
 pub(super) fn view(wish: &Wish, gpu: &Gpu) -> Option<TimesliceView> {
     let policy = wish.timeslice.as_ref()?;
     let (replicas, wanted) = (policy.replicas, policy.level);

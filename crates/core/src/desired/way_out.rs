@@ -1,35 +1,34 @@
-//! What to type next when a GPU can't be given a layout: commands that work for that very GPU, or
-//! what to change in the config.
+//! Hints for a GPU that cannot have a layout: commands that work for that very GPU, or a change of the config.
 
 use gpush_api::{Gpu, GpuState, Mode};
 
 use super::Wish;
 
-/// What makes a change of the config count.
+/// The commands that make a config change effective.
 const RELOAD: &str = "then `gpushctl config check FILE` and `systemctl reload gpushd`";
 
-/// A rule in a sentence: one without a name is called `rule 2` already.
+/// Returns a rule's name in a sentence; one without a name is already called `rule 2`.
 pub(super) fn rule(label: &str) -> String {
     if label.starts_with("rule ") { label.to_owned() } else { format!("rule `{label}`") }
 }
 
-/// A profile that the GPU can hold at least twice, as an example that works there.
+/// Returns a profile that the GPU can hold at least twice, as an example.
 pub(super) fn example(gpu: &Gpu) -> Option<&str> {
     let profiles = &gpu.mig.as_ref()?.profiles;
     let several = profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);
     several.or(profiles.first()).map(|profile| profile.name.as_str())
 }
 
-/// GPUs that may be named with a layout, or without one when it is to be their rule's own, as
-/// `--gpu 0-2,5`; nothing when there is none.
+/// Returns the GPUs that may be named with a layout, or without one for their rule's own, as `--gpu 0-2,5`;
+/// `None` if there are none.
 pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<String> {
     let free = |wish: &Wish| match by_rule {
-        true => wish.configured.is_some(),
+        true => wish.has_rule_layout(),
         false => wish.mode == Mode::Mig || wish.rule.is_none(),
     };
     let works = |gpu: &Gpu| match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Degraded => true,
-        // It can be named; nobody is sent there.
+        // It could be named, but is not suggested.
         GpuState::Cordoned => false,
         GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
@@ -46,7 +45,7 @@ pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<Str
     (!words.is_empty()).then(|| format!("--gpu {}", words.join(",")))
 }
 
-/// For a GPU that a rule keeps from MIG.
+/// For a GPU whose rule has another mode than MIG.
 pub(super) fn of_another_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> String {
     let other = others.map_or_else(String::new, |others| format!("choose from: {others}"));
     if gpu.mig.is_none() {
@@ -88,8 +87,8 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
     )
 }
 
-/// For a request that names no GPU on a host of which no rule claims one for MIG. `layout` says that
-/// the request has a layout.
+/// For a request without GPUs on a host where no rule claims one for MIG. `layout` tells whether the request
+/// has a layout.
 pub(super) fn without_claim(gpus: &[Gpu], wishes: &[Wish], layout: bool) -> String {
     let Some(others) = others(gpus, wishes, false) else {
         return "none of them can be cut: `gpushctl gpu list` shows their modes, `gpushctl config show` the rules"

@@ -15,7 +15,8 @@ struct Present {
     in_use: bool,
 }
 
-/// The entries of the present instances. `shared` says whether a device, `2g.20gb@2`, is shared through MPS.
+/// Returns the entries of the present instances. `shared` returns whether a device such as `2g.20gb@2` is
+/// shared through MPS.
 fn present(gpu: &Gpu, shared: impl Fn(&str) -> bool) -> Vec<Present> {
     let instances = gpu.mig.iter().filter(|mig| mig.enabled).flat_map(|mig| &mig.instances);
     instances
@@ -29,7 +30,7 @@ fn present(gpu: &Gpu, shared: impl Fn(&str) -> bool) -> Vec<Present> {
         .collect()
 }
 
-/// An instance as entries: one for each profile of its compute instances.
+/// Returns an instance as entries: one for each profile of its compute instances.
 fn entries(instance: &GpuInstance, share: Option<Share>) -> Vec<Entry> {
     let mut counts: BTreeMap<&str, u8> = BTreeMap::new();
     for compute in &instance.compute {
@@ -52,7 +53,7 @@ fn of(all: Vec<Present>) -> Vec<Entry> {
     all.into_iter().flat_map(|one| one.entries).collect()
 }
 
-/// The present layout of a GPU with entries added.
+/// Returns the present layout of a GPU with entries added.
 ///
 /// # Errors
 /// An entry is malformed.
@@ -63,8 +64,8 @@ pub fn added(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> Re
     Ok(Layout { entries: all })
 }
 
-/// The present layout of a GPU without entries. Of several instances that match, idle ones go first,
-/// then those with the highest start.
+/// Returns the present layout of a GPU without entries. Of several matching instances, idle ones are removed
+/// first, then those with the highest start.
 ///
 /// # Errors
 /// An entry is malformed, or matches fewer instances than it counts.
@@ -84,7 +85,7 @@ pub fn removed(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> 
                 let hint = format!("list its instances with 'gpushctl mig list {}'", gpu.index);
                 return Err(ApiError::new(Code::NotFound, message).hint(hint));
             };
-            // A compute instance of a split GPU instance goes alone.
+            // In a split GPU instance, only the compute instance is removed.
             let own = &mut all[at].entries;
             match own.iter().position(|one| matches(one) && entry.compute_slices.is_some()) {
                 Some(part) if own.len() > 1 || own[part].count > 1 => match own[part].count {

@@ -1,7 +1,6 @@
-//! Reading a layout, and saying what is wrong with one.
+//! The parser of layouts, with its errors.
 //!
-//! Hand-written rather than generated because the errors are the point: each points into the text
-//! and offers what was probably meant.
+//! It uses no parser generator because of the errors: each has a place in the text and suggests a correction.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -11,20 +10,20 @@ use crate::quote::Quoted;
 
 use super::{DYNAMIC, Entry, LONGEST, Layout, MOST, MOST_IN_ALL, NONE, Share};
 
-/// What is wrong with a layout, and where.
+/// A problem of a layout, with its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayoutError {
-    /// Which text of the list it is in, from 0.
+    /// Index of the text in the list, from 0.
     pub item: usize,
-    /// That text, as given; shared by all errors in it.
+    /// That text, unchanged; shared by all errors in it.
     pub text: Arc<str>,
-    /// The bytes of `text` that are meant.
+    /// The bytes of `text` that it concerns.
     pub span: Range<usize>,
-    /// What is wrong, in one sentence without a full stop.
+    /// The problem, in one sentence without a full stop.
     pub message: String,
-    /// What was probably meant, or what to write instead.
+    /// A correction, if there is one.
     pub hint: Option<String>,
-    /// Whether this is a thing that gpush does not do yet, rather than a mistake.
+    /// Whether the feature is not implemented yet, so that this is not a mistake.
     pub not_built: bool,
 }
 
@@ -54,7 +53,7 @@ impl From<LayoutError> for ApiError {
 const SHAPE: &str =
     "an entry is [Nc.]PROFILE[@START][*COUNT][:mps], such as 3g.40gb, 1g.10gb*2, 1g.10gb@4 or 1c.3g.40gb";
 
-/// Reads a list of texts; all that is wrong is reported, and the list of errors is never empty.
+/// Parses a list of texts. Reports all problems; a list of errors is never empty.
 pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutError>> {
     let mut entries = Vec::new();
     let mut errors = Vec::new();
@@ -62,7 +61,7 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
     let mut instances = 0;
     let pieces = pieces(texts)?;
     if pieces.iter().all(|piece| piece.content().is_empty()) && pieces.len() <= texts.len() {
-        // Nothing at all, as opposed to something with a stray comma.
+        // An entirely empty text, as opposed to a stray comma.
         let text: Arc<str> = texts.first().map_or("", AsRef::as_ref).into();
         let span = 0..text.len();
         return Err(vec![LayoutError {
@@ -81,15 +80,15 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
                 not_built: true,
                 ..piece.error(
                     piece.span.clone(),
-                    format!("`{DYNAMIC}` layouts are not built yet"),
-                    "write the instances that the GPU shall have, such as 3g.40gb,1g.10gb*2",
+                    format!("the layout `{DYNAMIC}` is for config rules only"),
+                    "list instances, such as 3g.40gb,1g.10gb*2; a rule with layout = \"dynamic\" creates them on demand",
                 )
             }),
             _ => match entry(piece) {
                 Ok(entry) => {
                     let before = instances;
                     instances += usize::from(entry.count);
-                    // Told once, at the entry that is too many.
+                    // Reported once, at the first excess entry.
                     if instances > MOST_IN_ALL && before <= MOST_IN_ALL {
                         errors.push(piece.error(
                             piece.span.clone(),
@@ -106,7 +105,7 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
     if let Some(piece) = none.filter(|_| pieces.len() > 1) {
         errors.push(piece.error(
             piece.span.clone(),
-            format!("`{NONE}` stands alone: it means no instance at all"),
+            format!("`{NONE}` cannot be combined with other entries: it means no instance"),
             format!("leave `{NONE}` out, or everything else"),
         ));
     }
@@ -118,8 +117,8 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
     }
 }
 
-/// What to do about a layout that is larger than any GPU.
-const FEWER: &str = "no GPU holds so many: name a layout for one GPU, it is made on each that is asked for";
+/// The hint for a layout that is larger than any GPU.
+const FEWER: &str = "no GPU has room for so many: write the layout of one GPU; it is applied to each GPU that you name";
 
 /// One entry's text within a text of the list.
 struct Piece<'a> {
@@ -130,10 +129,10 @@ struct Piece<'a> {
     span: Range<usize>,
 }
 
-/// Cuts the texts at commas and drops the blanks around.
+/// Splits the texts at commas and trims spaces.
 ///
-/// Texts come from anybody who can reach the socket: one that no GPU could hold is refused by its
-/// size, before each of its entries costs anything.
+/// The texts may come from any user of the socket: one that no GPU could hold is refused by its size, before
+/// its entries are parsed.
 fn pieces<S: AsRef<str>>(texts: &[S]) -> Result<Vec<Piece<'_>>, Vec<LayoutError>> {
     let mut pieces = Vec::new();
     let mut bytes = 0;
@@ -164,7 +163,7 @@ fn pieces<S: AsRef<str>>(texts: &[S]) -> Result<Vec<Piece<'_>>, Vec<LayoutError>
     Ok(pieces)
 }
 
-/// Cuts one text.
+/// Splits one text.
 fn split<'a>(pieces: &mut Vec<Piece<'a>>, item: usize, text: &'a str) {
     let shared: Arc<str> = text.into();
     let mut from = 0;
@@ -196,13 +195,13 @@ impl Piece<'_> {
         &self.text[span.clone()]
     }
 
-    /// The span of a part of the content.
+    /// Returns the span of a part of the content.
     fn at(&self, from: usize, to: usize) -> Range<usize> {
         self.span.start + from..self.span.start + to
     }
 }
 
-/// Reads `[Nc.]PROFILE[@START][*COUNT][:SHARE]`.
+/// Parses `[Nc.]PROFILE[@START][*COUNT][:SHARE]`.
 fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
     let content = piece.content();
     if content.is_empty() {
@@ -245,12 +244,13 @@ fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
     }
 }
 
-/// Whether several compute instances of the entry can be in one GPU instance: each takes a part of its slices.
+/// Returns whether several compute instances of the entry fit into one GPU instance: each has only some of its
+/// slices.
 fn is_shared(entry: &Entry) -> bool {
     entry.compute_slices.is_some_and(|slices| gpu_slices(&entry.profile) != Some(slices))
 }
 
-/// Reads `[Nc.]PROFILE`, without what follows it.
+/// Parses `[Nc.]PROFILE` without the rest.
 fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), LayoutError> {
     let trimmed = written.trim_end();
     let span = piece.at(0, trimmed.len().max(1).min(piece.content().len()));
@@ -282,8 +282,8 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
     }
 }
 
-/// Compute slices in a GPU instance profile's name, or nothing when it is no such name.
-/// Leading zeros, overlong figures and overlong suffixes are refused: no driver writes them.
+/// Returns the compute slices in a GPU instance profile's name; `None` if it is not such a name. Leading zeros
+/// and very long numbers or suffixes are refused: no driver writes them.
 fn gpu_slices(name: &str) -> Option<u8> {
     let (slices, rest) = name.split_once("g.")?;
     let (memory, suffix) = rest.split_once("gb")?;
@@ -297,10 +297,10 @@ fn gpu_slices(name: &str) -> Option<u8> {
     (figure(slices, 2) && figure(memory, 4) && suffixes).then(|| slices.parse().ok()).flatten()
 }
 
-/// Longest suffix of a profile name in bytes; the longest known is `+me.all`.
+/// Maximum length of a profile name's suffix in bytes; the longest known is `+me.all`.
 const LONGEST_SUFFIX: usize = 32;
 
-/// A figure in messages: whole, or no figure at all when it is absurdly long.
+/// Returns a number for messages, or a placeholder if it is extremely long.
 fn figure(digits: &str) -> &str {
     const LONGEST: usize = 20;
     if digits.len() > LONGEST { "that many" } else { digits }
@@ -310,10 +310,10 @@ fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// The entry that a wrong one was probably meant to be: figures in the right order, with the
-/// usual slips of the hand between them.
+/// Returns the entry that was probably meant: figures in the right order, with common typing errors between
+/// them.
 fn meant(word: &str) -> Option<String> {
-    // `MIG 3g.40gb` is how NVML says it; `1g.10gb x2` and `2x1g.10gb` how people do.
+    // NVML writes `MIG 3g.40gb`; people write `1g.10gb x2` and `2x1g.10gb`.
     let word = word.strip_prefix("mig").map_or(word, |rest| rest.trim_start_matches([' ', '-', '_', '.']));
     let squeezed: String = word.chars().filter(|c| !c.is_whitespace()).collect();
     let (body, count) = match squeezed.split_once(['x', '×']) {
@@ -374,7 +374,7 @@ fn start(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, Layou
 fn count(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, LayoutError> {
     let hint = format!("write a number from 1 to {MOST}, such as 1g.10gb*2");
     match value.parse::<u8>() {
-        Ok(0) => Err(piece.error(span, "a count of 0 asks for nothing", "leave the entry out")),
+        Ok(0) => Err(piece.error(span, "a count of 0 requests nothing", "leave the entry out")),
         Ok(count) if count <= MOST && digits(value) => Ok(count),
         Ok(_) | Err(_) if digits(value) => {
             Err(piece.error(span, format!("a count of {} is more than a GPU can hold", figure(value)), hint))

@@ -94,7 +94,7 @@ fn canonical_forms() {
 }
 
 #[test]
-fn every_mistake_points_at_itself() {
+fn every_layout_error_has_its_place() {
     let mut shown = String::new();
     for written in BAD {
         let errors = Layout::parse_all(&[written]).expect_err(written);
@@ -124,13 +124,13 @@ fn all_mistakes_are_reported_at_once() {
 }
 
 #[test]
-fn an_empty_list_names_the_way_out() {
+fn empty_layout_has_a_hint() {
     let error = Layout::parse_list::<&str>(&[]).unwrap_err();
     assert!(error.hint.unwrap().contains("`none`"));
 }
 
 #[test]
-fn names_and_entries_never_meet() {
+fn layout_names_and_entries_are_unambiguous() {
     for name in ["none", "dynamic", "train", "a100-mixed", "Half_2"] {
         assert_eq!(source_of(name), LayoutSource::Named(name.to_owned()));
     }
@@ -142,9 +142,9 @@ fn names_and_entries_never_meet() {
     }
 }
 
-/// What is too large is refused as one error whatever its size, and the errors of one text share it.
+/// A layout that is too large gets a single error, whatever its size, and errors in one text share that text.
 #[test]
-fn too_large_a_layout_costs_one_error() {
+fn oversized_layout_gives_one_error() {
     let commas = ",".repeat(64_000);
     let entry = "1g.10gb".to_owned();
     let long = format!("1g.10gb+{}", "a".repeat(60_000));
@@ -159,7 +159,7 @@ fn too_large_a_layout_costs_one_error() {
     for (what, texts, item) in too_large {
         let errors = Layout::parse_all(texts).expect_err(what);
         assert_eq!((errors.len(), errors[0].item), (1, *item), "{what}: {}", errors[0]);
-        assert!(errors[0].hint.as_deref().unwrap().contains("no GPU holds so many"), "{what}");
+        assert!(errors[0].hint.as_deref().unwrap().contains("no GPU has room for so many"), "{what}");
         assert!(serde_json::to_string(&gpush_api::ApiError::from(errors[0].clone())).unwrap().len() < 1000, "{what}");
     }
     println!("{} layouts too large", too_large.len());
@@ -170,13 +170,13 @@ fn too_large_a_layout_costs_one_error() {
 }
 
 #[test]
-fn the_largest_layout_is_read_and_one_more_instance_is_not() {
+fn largest_layout_is_accepted_and_one_more_instance_refused() {
     let most = vec!["1c.3g.40gb*8".to_owned(); 8];
     assert_eq!(Layout::parse_list(&most).unwrap().entries.len(), 8);
     let mut more = most;
     more.extend(["1g.10gb", "1g.10gb"].map(str::to_owned));
     let errors = Layout::parse_all(&more).unwrap_err();
-    // At the entry that is too many, and once.
+    // At the first excess entry, and once.
     assert_eq!((errors.len(), errors[0].item), (1, 8));
     assert_eq!(errors[0].message, "with this entry the layout has more than 64 instances");
     assert!(Layout::parse(&"1g.10gb*8,".repeat(3500)).is_err());
@@ -208,7 +208,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn what_is_shown_reads_back_the_same(entries in prop::collection::vec(any_entry(), 0..=MOST_IN_ALL / usize::from(MOST))) {
+    fn canonical_layout_parses_back(entries in prop::collection::vec(any_entry(), 0..=MOST_IN_ALL / usize::from(MOST))) {
         let layout = Layout { entries };
         prop_assert_eq!(&Layout::parse(&layout.to_string()).unwrap(), &layout);
         prop_assert_eq!(&Layout::parse_list(&layout.canonical()).unwrap(), &layout);

@@ -12,6 +12,7 @@
 //! | `quota` | limits by user and group |
 //! | `queue` | order of arrival and reservations |
 //! | `machine` | states of one lease |
+//! | `usage` | leases in the way of a change |
 //! | `environment` | the variables that the processes of a lease get |
 
 pub mod environment;
@@ -20,3 +21,4 @@ pub mod placement;
 pub mod queue;
 pub mod quota;
 pub mod request;
+pub mod usage;

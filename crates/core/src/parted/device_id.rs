@@ -1,4 +1,4 @@
-//! PCI ids as device filters have them: `0xDDDDVVVV`, and `0xDDDDVVVV:0xDDDDVVVV` with the subsystem.
+//! PCI ids in the form of device filters: `0xDDDDVVVV`, and `0xDDDDVVVV:0xDDDDVVVV` with the subsystem.
 
 use std::{fmt, str::FromStr};
 
@@ -7,20 +7,20 @@ use gpush_api::Gpu;
 /// A part by its PCI ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId {
-    /// Device in the upper half, vendor in the lower, as NVML packs them.
+    /// Device in the upper half, vendor in the lower, as packed by NVML.
     pub id: u32,
-    /// The same of the subsystem, when the filter tells boards of one part apart.
+    /// The same for the subsystem, if the filter distinguishes boards of one part.
     pub subsystem: Option<u32>,
 }
 
 impl DeviceId {
-    /// The device's half.
+    /// Returns the device's half.
     #[must_use]
     pub fn device(self) -> u16 {
         (self.id >> 16) as u16
     }
 
-    /// Whether the GPU is such a part; `None` when its ids are not known.
+    /// Returns whether the GPU is such a part; `None` if its ids are unknown.
     #[must_use]
     pub fn matches(self, gpu: &Gpu) -> Option<bool> {
         if packed(gpu.pci_id.as_deref()?)? != self.id {
@@ -33,7 +33,7 @@ impl DeviceId {
     }
 }
 
-/// `0x` and up to eight hexadecimal digits.
+/// Parses `0x` and up to eight hexadecimal digits.
 fn packed(text: &str) -> Option<u32> {
     let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"))?;
     let well = (1..=8).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit());
@@ -43,7 +43,7 @@ fn packed(text: &str) -> Option<u32> {
 impl FromStr for DeviceId {
     type Err = String;
 
-    /// The error is what to write instead.
+    /// The error contains the correct form.
     fn from_str(text: &str) -> Result<Self, String> {
         let (id, subsystem) = match text.split_once(':') {
             Some((id, subsystem)) => (packed(id), Some(packed(subsystem))),

@@ -1,8 +1,8 @@
-//! What a host's GPUs hold, as a mig-parted file.
+//! The instances of a host's GPUs as a mig-parted file.
 //!
-//! mig-parted counts MIG devices; it can't say where they are, nor which of them share a GPU
-//! instance. Whatever of a GPU the file can't say is told beside it, and it is found by planning:
-//! the file says all of a GPU when a plan for what was written has nothing to do.
+//! mig-parted counts MIG devices; it cannot express their placements, or which of them share a GPU instance.
+//! The export reports what the file omits, and finds that by planning: the file is complete for a GPU if a plan
+//! for its content has no steps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,23 +18,23 @@ use crate::{
     selector::inventory,
 };
 
-/// A file that was written.
+/// An exported file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exported {
     /// The YAML.
     pub text: String,
-    /// What it does not say, one sentence each.
+    /// What it omits, one sentence each.
     pub remarks: Vec<String>,
 }
 
-/// What one GPU is, in mig-parted's terms: MIG mode off, or profiles with their counts.
+/// The state of one GPU in mig-parted's terms: MIG mode off, or profiles with their counts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     Off,
     On(BTreeMap<String, u8>),
 }
 
-/// The present state of the GPUs of a host that `chosen` lets through, under one label.
+/// Exports the present state of the GPUs for which `chosen` returns true, under one label.
 ///
 /// # Errors
 /// None of them has MIG.
@@ -81,12 +81,12 @@ pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Resul
     Ok(Exported { text, remarks })
 }
 
-/// What the file says of a GPU; nothing of one without a reading.
+/// Returns the file's content for a GPU; `None` without a reading.
 fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
     let who = format!("GPU {}", gpu.index);
     match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => {}
-        // As it was last seen: nobody knows what became of it since.
+        // As last read: later changes are unknown.
         GpuState::Maintenance => {
             remarks.push(format!("{who} is left out: the host is in maintenance"));
             return None;
@@ -100,10 +100,10 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
             return None;
         }
     }
-    // mig-parted counts such a GPU among those that a file has to speak of.
+    // mig-parted requires a file to include such a GPU.
     let Some(mig) = &gpu.mig else { return Some(State::Off) };
-    if mig.enabled != mig.pending {
-        let to = if mig.pending { "on" } else { "off" };
+    if mig.reset_pending {
+        let to = if mig.pending_mode() { "on" } else { "off" };
         remarks.push(format!("{who}: MIG mode goes {to} with the next reset, which the file does not say"));
     }
     if !mig.enabled {
@@ -135,7 +135,7 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
     Some(State::On(counts))
 }
 
-/// The layout entry of a profile's name.
+/// Returns the layout entry for a profile's name.
 fn entry(profile: &str) -> Option<Entry> {
     match Layout::parse(profile).ok()?.entries.as_slice() {
         [entry] => Some(entry.clone()),
@@ -143,7 +143,7 @@ fn entry(profile: &str) -> Option<Entry> {
     }
 }
 
-/// Whether these counts, planned for, leave the GPU as it is.
+/// Returns whether a plan for these counts leaves the GPU unchanged.
 fn says_all(mig: &Mig, counts: &BTreeMap<String, u8>) -> bool {
     let entries = counts.iter().filter_map(|(name, count)| Some(Entry { count: *count, ..entry(name)? })).collect();
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
@@ -151,7 +151,7 @@ fn says_all(mig: &Mig, counts: &BTreeMap<String, u8>) -> bool {
     target.and_then(|target| plan::plan(&geometry, &mig.instances, &target)).is_ok_and(|plan| plan.steps.is_empty())
 }
 
-/// Filters and `devices` that mean exactly these GPUs: all of a part by its id, the rest by index.
+/// Returns filters and `devices` for exactly these GPUs: all of a part by its id, the rest by index.
 fn split(gpus: &[Gpu], members: &[usize]) -> Vec<(Vec<String>, String)> {
     if members.len() == gpus.len() {
         return vec![(Vec::new(), "all".to_owned())];
@@ -191,12 +191,12 @@ fn split(gpus: &[Gpu], members: &[usize]) -> Vec<(Vec<String>, String)> {
     groups
 }
 
-/// A label as a key: as it is where YAML takes it for text, else in quotes.
+/// Returns a label as a key: unquoted if YAML reads it as text, else in quotes.
 fn key(label: &str) -> String {
     const WORDS: [&str; 9] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
     let simple = label.starts_with(|c: char| c.is_ascii_alphabetic())
         && label.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
         && !WORDS.contains(&label.to_ascii_lowercase().as_str());
-    // A JSON string is a YAML one.
+    // A JSON string is also a YAML string.
     if simple { label.to_owned() } else { serde_json::Value::from(label).to_string() }
 }

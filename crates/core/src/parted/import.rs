@@ -1,8 +1,8 @@
-//! A mig-parted file as the layouts and rules of our config, ready to paste.
+//! A mig-parted file as layouts and rules of gpush's config, ready to paste.
 //!
-//! Without a label, labels become `[layouts]`. The groups of one label become `[[gpu]]` rules: a label
-//! is chosen at each run of mig-parted, a rule holds. What a rule can't say is told beside it. Rules
-//! hold their layouts themselves: so they may stand behind any config, which has one `[layouts]`.
+//! Without a label, labels become `[layouts]`. The groups of one label become `[[gpu]]` rules: mig-parted
+//! selects a label at each run, but a rule is permanent. What a rule cannot express is reported. Rules contain
+//! their layouts, so they can be appended to any config, which has only one `[layouts]`.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -15,19 +15,19 @@ use crate::{
 /// NVIDIA's PCI vendor id.
 const NVIDIA: u32 = 0x10de;
 
-/// Longest name that a layout may have, less room for a number behind it.
+/// Maximum length of a layout's name, without the reserve for a number at its end.
 const LONGEST_NAME: usize = 58;
 
-/// Part of a config.
+/// A part of a config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Imported {
     /// TOML.
     pub text: String,
-    /// What it does not say, one sentence each.
+    /// What it omits, one sentence each.
     pub remarks: Vec<String>,
 }
 
-/// The layouts of `file`; with a label, its rules instead.
+/// Returns the layouts of `file`; with a label, its rules instead.
 #[must_use]
 pub fn import(file: &File, label: Option<&Label>) -> Imported {
     let mut remarks = Vec::new();
@@ -51,7 +51,8 @@ pub fn import(file: &File, label: Option<&Label>) -> Imported {
     Imported { text, remarks }
 }
 
-/// All layouts of the file under names. No instance at all is no layout of a config: that is told.
+/// Writes all layouts of the file with names. A config has no layout without instances, so such a label is
+/// reported.
 fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
     let mut without = Vec::new();
     let mut in_part = Vec::new();
@@ -92,19 +93,19 @@ fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
     }
 }
 
-/// A layout as a list of the config.
+/// Returns a layout as a list for the config.
 fn entries(layout: &Layout) -> String {
     let entries: Vec<String> = layout.canonical().into_iter().map(string).collect();
     format!("[{}]", entries.join(", "))
 }
 
-/// Names of layouts that were given.
+/// Names of layouts already in use.
 struct Names {
     taken: BTreeSet<String>,
 }
 
 impl Names {
-    /// A name for a layout, after the label's: letters, digits, `-` and `_`, and not taken.
+    /// Returns a name for a layout, derived from the label's: letters, digits, `-` and `_`, and unique.
     fn fresh(&mut self, label: &str) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
         let mut name: String = label.chars().map(plain).take(LONGEST_NAME).collect();
@@ -125,7 +126,7 @@ impl Names {
     }
 }
 
-/// GPUs that earlier rules have.
+/// GPUs that earlier rules match.
 #[derive(Default)]
 struct Claimed {
     all: bool,
@@ -138,7 +139,7 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
     if label.groups.iter().any(|group| group.want == Want::Off) {
         remarks.push("mode exclusive shows MIG mode as drift, and does not switch it off".to_owned());
     }
-    // The last group that speaks of a GPU holds, and the first rule that matches it.
+    // The last group that names a GPU counts, but the first rule that matches it.
     let mut rules = Vec::new();
     let before = remarks.len();
     for group in label.groups.iter().rev() {
@@ -151,7 +152,7 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
         }
     }
     remarks[before..].reverse();
-    // Where no GPU can be in two groups the order of the file is the more familiar one.
+    // If no GPU can be in two groups, the order of the file is more familiar.
     let listed = |group: &Group| matches!(group.devices, Devices::Listed(_));
     let groups = &label.groups;
     let apart = groups.iter().all(listed) || groups.iter().all(|group| !listed(group) && !group.filter.is_empty());
@@ -175,7 +176,8 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
     }
 }
 
-/// What a rule for the group matches; nothing when no selector says it, or rules before it have it all.
+/// Returns the selectors of a rule for the group; none if no selector can express it, or earlier rules match
+/// all its GPUs.
 fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Vec<String>) -> Vec<String> {
     if claimed.all {
         remarks.push(format!("{place}: a later group is for every GPU"));
@@ -222,7 +224,7 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
     }
 }
 
-/// Product name of a part, as its driver tells it.
+/// Returns the product name of a part, as its driver reports it.
 fn product(id: DeviceId) -> Option<String> {
     if id.id & 0xffff != NVIDIA {
         return None;
@@ -236,7 +238,7 @@ fn product(id: DeviceId) -> Option<String> {
         .map(|board| board.product)
 }
 
-/// `0-2`, `5` for 0, 1, 2, 5.
+/// Returns `0-2`, `5` for 0, 1, 2, 5.
 fn ranges(indexes: &[u32]) -> Vec<String> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for index in indexes {
@@ -252,7 +254,7 @@ fn string(value: String) -> String {
     toml::Value::String(value).to_string()
 }
 
-/// Text within a comment: on one line.
+/// Returns text for a comment, on one line.
 fn comment(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
 }

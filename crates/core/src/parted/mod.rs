@@ -4,7 +4,7 @@
 //! bytes ──yaml──► nodes with their places ──read──► File ──select──► Label ──resolve──► a layout for each GPU
 //!                                                    │                                      │
 //!                                                    └──import──► layouts and rules         └──► PlanRequest
-//!                                             GPUs ──export──► text     of our config
+//!                                             GPUs ──export──► text     for gpush's config
 //! ```
 //!
 //! ```yaml
@@ -19,9 +19,9 @@
 //!         "3g.40gb": 1
 //! ```
 //!
-//! A file that mig-parted accepts is accepted unchanged, except for parts that mig-parted ignores or carries out
-//! in half: indexes of GPUs that the host does not have, filters that are not PCI ids, counts of 0.
-//! `docs/migrating-from-mig-parted.md` lists the differences.
+//! Every file that mig-parted accepts is accepted unchanged, except for entries that mig-parted ignores or
+//! executes only in part: indexes of GPUs that the host does not have, filters that are not PCI ids, counts of
+//! 0. `docs/migrating-from-mig-parted.md` lists the differences.
 
 use gpush_api::ApiError;
 
@@ -41,24 +41,24 @@ pub use export::{Exported, export};
 pub use import::{Imported, import};
 pub use resolve::{Resolved, resolve};
 
-/// Largest file that is read, in bytes: fifty times what NVIDIA ships.
+/// Maximum size of a file, in bytes: fifty times NVIDIA's own.
 pub const MOST_BYTES: usize = 1 << 20;
 
 /// A mig-parted file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
-    /// What the file is called in messages.
+    /// The file's name in messages.
     pub path: String,
     /// Labels in the order of the file.
     pub labels: Vec<Label>,
 }
 
-/// Labels of a file that can't be read beside others that can.
+/// Invalid labels of a file that has valid ones too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wrong {
-    /// Their names; those as well that stand behind too many problems to be looked at.
+    /// Their names, including those that were not read after too many problems.
     pub labels: Vec<String>,
-    /// What is wrong with them.
+    /// Their problems.
     pub errors: FileErrors,
 }
 
@@ -81,16 +81,16 @@ pub struct Label {
     pub groups: Vec<Group>,
 }
 
-/// Which GPUs shall be how.
+/// The desired state of some GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
     /// Line of the file, from 1.
     pub line: usize,
-    /// Parts that are meant; every part when empty.
+    /// Parts that it applies to; every part if empty.
     pub filter: Vec<DeviceId>,
-    /// GPUs among them.
+    /// GPUs of these parts.
     pub devices: Devices,
-    /// How they shall be.
+    /// Their desired state.
     pub want: Want,
 }
 
@@ -99,7 +99,7 @@ pub struct Group {
 pub enum Devices {
     /// `all`
     All,
-    /// Indexes, rising.
+    /// Indexes, ascending.
     Listed(Vec<u32>),
 }
 
@@ -108,7 +108,7 @@ pub enum Devices {
 pub enum Want {
     /// MIG mode off.
     Off,
-    /// MIG mode on, with these instances; none at all for the empty layout.
+    /// MIG mode on, with these instances; none for the empty layout.
     On(Layout),
 }
 
@@ -116,7 +116,7 @@ impl File {
     /// Reads a file. `path` is its name, for errors.
     ///
     /// # Errors
-    /// Everything that is wrong with it, up to a page.
+    /// All problems, up to a page.
     pub fn from_bytes(bytes: &[u8], path: &str) -> Result<Self, FileErrors> {
         match Self::salvage(bytes, path)? {
             (file, None) => Ok(file),
@@ -124,10 +124,10 @@ impl File {
         }
     }
 
-    /// Reads those labels of a file that can be read.
+    /// Reads the valid labels of a file.
     ///
     /// # Errors
-    /// As [`File::from_bytes`], when none can be, or when something is wrong that is no label's.
+    /// As [`File::from_bytes`], if no label is valid or a problem is outside all labels.
     pub fn salvage(bytes: &[u8], path: &str) -> Result<(Self, Option<Wrong>), FileErrors> {
         read::bytes(bytes, path)
     }

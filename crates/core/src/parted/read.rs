@@ -1,5 +1,5 @@
-//! From nodes to a file: what is there, what is missing, what can't be meant. All that is wrong is
-//! told at once, each with its place.
+//! Converts YAML nodes to a file, and reports everything that is missing, unknown or invalid at once, each with
+//! its place.
 
 use std::ops::Range;
 
@@ -14,16 +14,16 @@ use crate::{
     quote::Quoted,
 };
 
-/// Most problems that are told: a page.
+/// Maximum number of reported problems: a page.
 const MOST_PROBLEMS: usize = 50;
 
-/// Most groups of all labels together: aliases can multiply a small file.
+/// Maximum number of groups of all labels: aliases can multiply a small file.
 const MOST_GROUPS: usize = 4096;
 
 const TOP: [&str; 2] = ["version", "mig-configs"];
 const GROUP: [&str; 4] = ["devices", "device-filter", "mig-enabled", "mig-devices"];
 
-/// The labels that can be read, and those that can't be though the file as a whole can.
+/// Reads the valid labels, and reports the invalid ones if the file as a whole is valid.
 pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), FileErrors> {
     let fail = |text: &str, problem| Err(FileErrors::new(Document::MigParted, path, text, vec![problem]));
     if bytes.len() > MOST_BYTES {
@@ -31,7 +31,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), F
         return fail("", Problem::new(0..0, what, "is this the right file?"));
     }
     let text = match diagnostic::text(bytes) {
-        // A byte order mark is none of YAML's text.
+        // A byte order mark is not part of the YAML text.
         Ok(text) => text.strip_prefix('\u{feff}').unwrap_or(text),
         Err((lossy, problem)) => return fail(&lossy, problem),
     };
@@ -66,14 +66,14 @@ pub(super) struct Reader<'t> {
     text: &'t str,
     problems: Vec<Problem>,
     groups: usize,
-    /// Names of labels that are wrong, or were not looked at any more.
+    /// Names of labels that are invalid, or were not read any more.
     wrong: Vec<String>,
-    /// Whether something is wrong that is no label's.
+    /// Whether a problem is outside all labels.
     beyond_labels: bool,
 }
 
 impl Reader<'_> {
-    /// A span of characters as one of bytes, on one line.
+    /// Converts a span of characters to one of bytes, on one line.
     fn bytes(&self, span: &Range<usize>) -> Range<usize> {
         let at = |n| self.text.char_indices().nth(n).map_or(self.text.len(), |(at, _)| at);
         let start = at(span.start);
@@ -87,12 +87,12 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether there is no room for more problems, so that reading on tells nothing.
+    /// Returns whether the maximum number of problems is reached, so that reading can stop.
     pub(super) fn full(&self) -> bool {
         self.problems.len() >= MOST_PROBLEMS
     }
 
-    /// Refuses keys that are none of `known`, and gives back which of them were probably meant.
+    /// Reports keys that are not `known`, and returns which known keys were probably meant.
     fn strangers(&mut self, entries: &[yaml::Entry], known: &[&'static str], place: &str) -> Vec<&'static str> {
         let mut all = Vec::new();
         for (key, _) in entries {
@@ -180,18 +180,18 @@ impl Reader<'_> {
             Kind::List(items) if !items.is_empty() => items,
             Kind::Scalar { .. } | Kind::Map(_) | Kind::List(_) => {
                 let what = format!("label {} has no list of groups", Quoted(name));
-                self.report(&key.span, what, "write `- devices: all` and what shall be of them below it");
+                self.report(&key.span, what, "write `- devices: all` and the settings for them below it");
                 return None;
             }
         };
         if self.groups > MOST_GROUPS {
-            // Told with the first that is too much.
+            // Reported with the first excess group.
             return None;
         }
         self.groups += items.len();
         if self.groups > MOST_GROUPS {
             let what = format!("with label {} the file has more than {MOST_GROUPS} groups", Quoted(name));
-            self.report(&key.span, what, "put GPUs that shall be alike into one group");
+            self.report(&key.span, what, "put GPUs with the same layout into one group");
             return None;
         }
         let groups = items.iter().filter_map(|item| self.group(item)).collect();
@@ -235,7 +235,7 @@ impl Reader<'_> {
             }
             (false, Some((value, _))) => {
                 let hint = "write mig-enabled: true, or leave mig-devices out";
-                self.report(&value.span, "instances are wanted with `mig-enabled: false`", hint);
+                self.report(&value.span, "`mig-enabled: false` with instances", hint);
                 return None;
             }
             (true, Some((_, layout))) => Want::On(layout?),
@@ -255,7 +255,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether no key is a stranger: then a missing one is worth telling too.
+/// Returns whether all keys are known: only then a missing key is worth a report.
 fn has_all_known(entries: &[yaml::Entry]) -> bool {
     entries.iter().all(|(key, _)| key.text().is_some_and(|name| TOP.contains(&name)))
 }

@@ -1,7 +1,6 @@
-//! What a label means on a host: each GPU that it speaks of, with its layout.
+//! The layouts that a label gives to the GPUs of a host.
 //!
-//! The answer names GPUs by UUID, so that the agent plans on the ones that were meant here even
-//! when indexes move in between.
+//! The result names GPUs by UUID, so that the agent plans for the same GPUs even if indexes shift meanwhile.
 
 use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuState};
 
@@ -36,7 +35,7 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
     for group in &label.groups {
         let parts = of_the_parts(group, gpus, &place(group))?;
         for at in numbered(group, gpus, &parts, &place(group))? {
-            // As mig-parted does it: of several groups for a GPU the last one holds.
+            // As in mig-parted, the last of several groups for a GPU counts.
             wants[at] = Some(group);
         }
     }
@@ -91,8 +90,8 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
     Ok(Resolved { layouts, remarks: left_out.iter().map(remark).collect() })
 }
 
-/// Whether the group asks a GPU without MIG for MIG only because it means all GPUs. A GPU that cannot be read may
-/// have MIG: its plan says what is wrong with it.
+/// Returns whether the group requests MIG on a GPU without MIG only because it includes all GPUs. An unreadable
+/// GPU may have MIG: its plan reports the problem.
 fn leaves_out(group: &Group, gpu: &Gpu) -> bool {
     let readable = match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Cordoned | GpuState::Degraded | GpuState::Held => true,
@@ -105,7 +104,7 @@ fn leaves_out(group: &Group, gpu: &Gpu) -> bool {
     gpu.mig.is_none() && readable && turns_mig_on && group.devices == Devices::All
 }
 
-/// Positions of the GPUs that the filter lets through.
+/// Returns the positions of the GPUs that match the filter.
 fn of_the_parts(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize>, ApiError> {
     if group.filter.is_empty() {
         return Ok((0..gpus.len()).collect());
@@ -119,17 +118,17 @@ fn of_the_parts(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize>, 
             let message = format!("the PCI ids of GPU {} ({}) are not known", gpu.index, gpu.uuid);
             return Err(ApiError::new(Code::BadRequest, message)
                 .cause(format!("{place}: this device-filter can't be judged without them"))
-                .hint("save the host anew with this gpushctl: `gpushctl gpu list --json > FILE`"));
+                .hint("save the host again with this gpushctl: `gpushctl gpu list --json > FILE`"));
         }
     }
     Ok(through)
 }
 
-/// Those of `parts` that `devices` names.
+/// Returns those of `parts` that `devices` names.
 fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result<Vec<usize>, ApiError> {
     let indexes = match &group.devices {
         Devices::All => return Ok(parts.to_vec()),
-        // A group for other parts counts the GPUs of other hosts.
+        // A group for other parts uses the indexes of other hosts.
         Devices::Listed(_) if parts.is_empty() => return Ok(Vec::new()),
         Devices::Listed(indexes) => indexes,
     };
@@ -141,15 +140,15 @@ fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result
             .cause(inventory(gpus))
             .hint("a GPU may have fallen off the bus (`gpushctl status`); or mend `devices` in the file"));
     }
-    // The driver numbers the GPUs that it still has: which one an index of the file means from the
-    // lost one on is a guess.
+    // The driver numbers only the remaining GPUs: from the lost one on, the meaning of an index in the file is
+    // uncertain.
     let lost = gpus.iter().filter(|gpu| gpu.state == GpuState::Lost).min_by_key(|gpu| gpu.index);
     if let Some(lost) = lost
         && let Some(unsure) = indexes.iter().find(|index| **index >= lost.index)
     {
         let message = format!("{place}: which GPU index {unsure} means is not sure while GPU {} is lost", lost.index);
         return Err(ApiError::new(Code::GpuLost, message)
-            .cause(format!("GPU {} ({}) has fallen off the bus, and the driver may number those after it anew", lost.index, lost.uuid))
+            .cause(format!("GPU {} ({}) has fallen off the bus; the driver may renumber the GPUs after it", lost.index, lost.uuid))
             .hint("reset it or reboot the host; meanwhile name GPUs by UUID: gpushctl mig apply --gpu UUID --layout ENTRIES"));
     }
     Ok(parts.iter().copied().filter(|at| indexes.contains(&gpus[*at].index)).collect())

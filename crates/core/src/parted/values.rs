@@ -12,7 +12,7 @@ use crate::{
     quote::Quoted,
 };
 
-/// Most indexes in one group.
+/// Maximum number of indexes in one group.
 const MOST_DEVICES: usize = 1024;
 
 impl Reader<'_> {
@@ -33,7 +33,7 @@ impl Reader<'_> {
             match node.text().map(str::parse::<DeviceId>) {
                 Some(Ok(id)) => ids.push(id),
                 Some(Err(hint)) => {
-                    let what = format!("{} is no PCI id", Quoted(node.text().unwrap_or_default()));
+                    let what = format!("{} is not a PCI id", Quoted(node.text().unwrap_or_default()));
                     self.report(&node.span, what, hint);
                     well = false;
                 }
@@ -78,7 +78,7 @@ impl Reader<'_> {
                     indexes.extend(text.parse::<u32>());
                 }
                 Kind::Scalar { text, .. } => {
-                    self.report(&item.span, format!("{} is no index of a GPU", Quoted(text)), hint);
+                    self.report(&item.span, format!("{} is not the index of a GPU", Quoted(text)), hint);
                     well = false;
                 }
                 Kind::List(_) | Kind::Map(_) => {
@@ -92,7 +92,7 @@ impl Reader<'_> {
         well.then_some(Devices::Listed(indexes))
     }
 
-    /// `true` and `false`, and what YAML 1.1 means by them too: mig-parted's reader does.
+    /// Accepts `true` and `false`, and their YAML 1.1 forms, as mig-parted does.
     pub(super) fn flag(&mut self, node: &Node) -> Option<bool> {
         if let Kind::Scalar { text, plain: true } = &node.kind {
             match text.to_ascii_lowercase().as_str() {
@@ -113,7 +113,7 @@ impl Reader<'_> {
         None
     }
 
-    /// Profiles with their counts, as a layout in the order of the file.
+    /// Reads profiles with their counts, as a layout in the order of the file.
     pub(super) fn layout(&mut self, node: &Node) -> Option<Layout> {
         let example = "write a profile and a count on each line: \"1g.10gb\": 7; {} for no instance";
         let Kind::Map(entries) = &node.kind else {
@@ -157,13 +157,13 @@ impl Reader<'_> {
         match read.as_deref() {
             Ok([entry]) if !text.contains(['@', '*', ':', ',']) => Some(entry.clone()),
             Ok(_) => {
-                self.report(&key.span, format!("{} is no MIG profile", Quoted(text)), shape);
+                self.report(&key.span, format!("{} is not a MIG profile", Quoted(text)), shape);
                 None
             }
             Err(error) => {
                 let hint = error.hint.clone().filter(|hint| hint.starts_with("did you mean"));
-                let what = format!("{} is no MIG profile", Quoted(text));
-                // Of a name that is one the reason says more: a compute instance of too many slices.
+                let what = format!("{} is not a MIG profile", Quoted(text));
+                // For a valid form, the reason is more specific: a compute instance with too many slices.
                 let what = if hint.is_none() && text.contains("c.") { error.message.clone() } else { what };
                 self.report(&key.span, what, hint.unwrap_or_else(|| shape.to_owned()));
                 None
@@ -177,14 +177,14 @@ impl Reader<'_> {
         let text = match &value.kind {
             Kind::Scalar { text, plain: true } => text,
             Kind::Scalar { plain: false, .. } | Kind::List(_) | Kind::Map(_) => {
-                self.report(&value.span, format!("the count of {name} is no number"), hint);
+                self.report(&value.span, format!("the count of {name} is not a number"), hint);
                 return None;
             }
         };
         let negative = text.strip_prefix('-').is_some_and(digits);
         match text.parse::<u8>() {
             Ok(0) => {
-                self.report(&value.span, format!("a count of 0 asks for no {name}"), "leave the line out");
+                self.report(&value.span, format!("a count of 0 requests no {name}"), "leave the line out");
                 None
             }
             Ok(count) if digits(text) && count <= MOST => Some(count),
@@ -194,7 +194,7 @@ impl Reader<'_> {
                 } else if digits(text) {
                     format!("a count of {text:.8} is more {name} than a GPU can hold")
                 } else {
-                    format!("the count of {name} is no number: {}", Quoted(text))
+                    format!("the count of {name} is not a number: {}", Quoted(text))
                 };
                 self.report(&value.span, what, hint);
                 None

@@ -1,8 +1,7 @@
-//! YAML as nodes that know where they stand.
+//! YAML as nodes with their places.
 //!
-//! The parser gives events; serde on top of it would stop at the first error and forget the places
-//! of the rest. Anchors, aliases and merge keys (`<<`) are followed, since people use them in such
-//! files; what they could blow up is bounded.
+//! The parser produces events. serde would stop at the first error and lose the places of the others. Anchors,
+//! aliases and merge keys (`<<`) are followed, because such files contain them; limits prevent an explosion.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,10 +11,10 @@ use std::{
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
-/// Deepest nesting; a mig-parted file has five levels.
+/// Maximum nesting; a mig-parted file has five levels.
 const DEEPEST: usize = 32;
 
-/// Most entries that merge keys may copy.
+/// Maximum number of entries that merge keys may copy.
 const MOST_MERGED: usize = 10_000;
 
 /// A value of the file.
@@ -30,7 +29,7 @@ pub(super) struct Node {
 
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// Text; `plain` without quotes, so that it may be meant as a number or a truth value.
+    /// Text; `plain` means without quotes, so that it may be a number or a truth value.
     Scalar { text: String, plain: bool },
     /// A list.
     List(Vec<Rc<Node>>),
@@ -41,14 +40,14 @@ pub(super) enum Kind {
 /// A key with its value.
 pub(super) type Entry = (Rc<Node>, Rc<Node>);
 
-/// What is wrong, where.
+/// A problem with its place.
 #[derive(Debug)]
 pub(super) struct Wrong {
     /// In characters.
     pub(super) span: Range<usize>,
     pub(super) message: String,
     pub(super) hint: &'static str,
-    /// Where the first of two equal keys is.
+    /// Place of the first of two equal keys.
     pub(super) first: Option<Range<usize>>,
 }
 
@@ -59,7 +58,7 @@ impl Wrong {
 }
 
 impl Node {
-    /// The text of a scalar.
+    /// Returns the text of a scalar.
     pub(super) fn text(&self) -> Option<&str> {
         match &self.kind {
             Kind::Scalar { text, .. } => Some(text),
@@ -67,7 +66,7 @@ impl Node {
         }
     }
 
-    /// What it is, with its article.
+    /// Returns its kind, with an article.
     pub(super) fn what(&self) -> &'static str {
         match &self.kind {
             Kind::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null") => "nothing",
@@ -78,7 +77,7 @@ impl Node {
     }
 }
 
-/// A list or mapping that is not at its end.
+/// An unfinished list or mapping.
 struct Open {
     span: Range<usize>,
     line: usize,
@@ -87,7 +86,7 @@ struct Open {
     map: bool,
 }
 
-/// Reads the one document of a text; `None` when there is none.
+/// Reads the only document of a text; returns `None` if there is none.
 pub(super) fn document(text: &str) -> Result<Option<Rc<Node>>, Wrong> {
     let mut builder = Builder { anchors: BTreeMap::new(), stack: Vec::new(), merged: 0 };
     let mut root = None;
@@ -134,7 +133,7 @@ struct Builder {
 }
 
 impl Builder {
-    /// Puts a whole node where it belongs; gives it back when it is the root.
+    /// Adds a finished node to its parent; returns it if it is the root.
     fn put(&mut self, node: Rc<Node>, anchor: usize) -> Option<Rc<Node>> {
         if anchor != 0 {
             self.anchors.insert(anchor, Rc::clone(&node));
@@ -164,7 +163,7 @@ impl Builder {
         Ok(self.put(node, open.anchor))
     }
 
-    /// Keys with their values: none twice, merge keys carried out.
+    /// Pairs keys with values, rejects duplicates, and expands merge keys.
     fn entries(&mut self, items: Vec<Rc<Node>>) -> Result<Vec<Entry>, Wrong> {
         let mut entries = Vec::new();
         let mut seen: BTreeMap<String, Range<usize>> = BTreeMap::new();
@@ -179,7 +178,7 @@ impl Builder {
                 continue;
             }
             if let Some(first) = seen.insert(text.to_owned(), key.span.clone()) {
-                let what = format!("{} stands here a second time", crate::quote::Quoted(text));
+                let what = format!("{} is repeated here", crate::quote::Quoted(text));
                 return Err(Wrong { first: Some(first), ..Wrong::at(key.span.clone(), what, "keep one of the two") });
             }
             entries.push((key, value));

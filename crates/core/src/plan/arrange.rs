@@ -1,4 +1,4 @@
-//! The best arrangement of a target on a GPU: which of its GPU instances stay, where the others go.
+//! The best arrangement of a target on a GPU: which GPU instances stay, and the placements of the new ones.
 
 use std::borrow::Cow;
 
@@ -13,35 +13,35 @@ use super::objective::Cost;
 use super::search::{Candidate, Group, Problem, rank};
 use super::target::{Target, Wanted};
 
-/// A wanted GPU instance in its place.
+/// A requested GPU instance with its placement.
 #[derive(Debug)]
 pub(super) struct Placed<'a> {
     pub(super) wanted: &'a Wanted,
     pub(super) placement: Placement,
-    /// The GPU instance that stands there and stays.
+    /// The existing GPU instance that is kept.
     pub(super) kept: Option<&'a GpuInstance>,
     /// Its compute instances.
     pub(super) compute: Adaptation,
 }
 
-/// The whole GPU, arranged.
+/// The arrangement of the whole GPU.
 #[derive(Debug)]
 pub(super) struct Arrangement<'a> {
-    /// What it destroys.
+    /// Cost of the destroyed instances.
     pub(super) cost: Cost,
-    /// The wanted GPU instances, in the target's order.
+    /// The requested GPU instances, in the target's order.
     pub(super) placed: Vec<Placed<'a>>,
     /// The GPU instances to destroy.
     pub(super) destroyed: Vec<&'a GpuInstance>,
 }
 
-/// Whether the target can be on an empty GPU.
+/// Returns whether the target fits on an empty GPU.
 pub(super) fn fits(geometry: &Geometry, target: &Target) -> bool {
     arrange(geometry, &[], target, &Holds::default()).is_some()
 }
 
-/// The best arrangement, instances in use destroyed only if there is no other; `None` when the
-/// target can't be on such a GPU at all.
+/// Returns the best arrangement. It destroys instances in use only if every arrangement does. Returns `None` if
+/// the target does not fit on such a GPU.
 pub(super) fn arrange<'a>(
     geometry: &Geometry,
     instances: &'a [GpuInstance],
@@ -75,16 +75,14 @@ pub(super) fn arrange<'a>(
     Some(Arrangement { cost: answer.cost, placed, destroyed })
 }
 
-/// Wanted GPU instances that are alike: of one profile, one fixed placement or none, and the same
-/// compute instances.
+/// Equal requested GPU instances: same profile, same fixed placement or none, and same compute instances.
 struct Kind {
     /// Their positions in the target.
     members: Vec<usize>,
     group: Group,
 }
 
-/// The kinds of a target, hardest to place first; `None` when the compute instances of one don't
-/// fit into it.
+/// Returns the kinds of a target, hardest to place first; `None` if the compute instances of one do not fit.
 fn kinds(geometry: &Geometry, instances: &[GpuInstance], target: &Target, holds: &Holds) -> Option<Vec<Kind>> {
     let mut kinds: Vec<Kind> = Vec::with_capacity(target.instances.len());
     for (position, wanted) in target.instances.iter().enumerate() {
@@ -115,7 +113,7 @@ fn kinds(geometry: &Geometry, instances: &[GpuInstance], target: &Target, holds:
     Some(kinds)
 }
 
-/// Spots that a wanted GPU instance may take.
+/// Returns the spots for a requested GPU instance.
 fn spots<'a>(geometry: &'a Geometry, wanted: &Wanted) -> Cow<'a, [Spot]> {
     match (wanted.at, geometry.profile(wanted.profile_id)) {
         (Some(at), _) => Cow::Owned(vec![Spot::at(at)]),
@@ -124,7 +122,7 @@ fn spots<'a>(geometry: &'a Geometry, wanted: &Wanted) -> Cow<'a, [Spot]> {
     }
 }
 
-/// The GPU instance of the wanted profile that stands at a placement.
+/// Returns the existing GPU instance of the requested profile at a placement.
 fn standing<'a>(instances: &'a [GpuInstance], wanted: &Wanted, placement: Placement) -> Option<&'a GpuInstance> {
     instances.iter().find(|i| i.profile_id == wanted.profile_id && i.placement == placement)
 }

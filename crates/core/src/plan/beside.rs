@@ -1,8 +1,8 @@
-//! What of a previous layout can stand again beside instances that must stay.
+//! The part of a previous layout that can be restored around instances that must stay.
 //!
-//! When a change is taken back, somebody may have come into one of its new instances meanwhile.
-//! That one stays as it stands, and whatever of the previous layout does not meet it comes back:
-//! half a layout that people can work on is better than none.
+//! During a change, a process may enter one of the new instances. After a failure that instance stays, and
+//! every previous instance that does not overlap with it is restored: a usable part of a layout is better than
+//! none.
 
 use std::collections::BTreeSet;
 
@@ -14,31 +14,31 @@ use super::arrange::fits;
 use super::compute;
 use super::target::{Target, Wanted};
 
-/// As much of a previous layout as can stand.
+/// The part of a previous layout that fits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Beside {
-    /// What stays, and what comes back beside it.
+    /// The instances that stay and those that are restored.
     pub target: Target,
-    /// What stays and was not so before, with who uses it.
+    /// New instances that stay, with their processes.
     pub stays: Vec<Blocker>,
-    /// What does not come back.
+    /// The instances that are not restored.
     pub missing: Vec<Missing>,
-    /// Ids of GPU instances that stay because somebody else has made them.
+    /// Ids of GPU instances that stay because another program created them.
     pub others: BTreeSet<u32>,
 }
 
-/// An instance of the previous layout that does not come back.
+/// An instance of the previous layout that is not restored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
     /// `3g.40gb@4`, or `1c.3g.40gb in 3g.40gb@4`.
     pub what: String,
-    /// Where the GPU instances stand that are in its way.
+    /// Placements of the GPU instances that block it.
     pub behind: Vec<Placement>,
 }
 
-/// As much of `previous` as can stand beside the instances of `now` that are in use, or that are
-/// `untouchable` for another reason; those stay whole. Where a GPU instance in use was there
-/// before, only its compute instances in use must stay.
+/// Returns the part of `previous` that fits around the instances of `now` that are in use, or `untouchable` for
+/// another reason; those stay whole. In a GPU instance that existed before, only its compute instances in use
+/// must stay.
 #[must_use]
 pub fn beside(
     geometry: &Geometry,
@@ -65,7 +65,7 @@ pub fn beside(
                 found.target = more;
                 continue;
             }
-            // Slices are free, engines are not.
+            // There are free slices, but not enough engines.
             behind = standing.iter().map(|i| i.placement).collect();
         }
         found.missing.push(Missing { what: name(instance), behind });
@@ -74,7 +74,7 @@ pub fn beside(
 }
 
 impl Beside {
-    /// Keeps an instance: as it stands, or with as many of its former compute instances as can be.
+    /// Keeps an instance: unchanged, or with as many of its previous compute instances as possible.
     fn keep(&mut self, geometry: &Geometry, instance: &GpuInstance, before: Option<&GpuInstance>, whole: bool) {
         let as_it_stands = wanted(geometry, instance);
         let Some(before) = before else {
@@ -133,5 +133,5 @@ fn name(instance: &GpuInstance) -> String {
 fn blocker(instance: &GpuInstance) -> Blocker {
     let holders = instance.compute.iter().flat_map(|c| &c.processes).chain(&instance.processes).cloned().collect();
     let (profile, placement) = (instance.profile.clone(), instance.placement);
-    Blocker { gi: instance.id, ci: None, profile, compute_profile: None, placement, holders }
+    Blocker { gi: instance.id, ci: None, profile, compute_profile: None, placement, holders, leases: Vec::new() }
 }

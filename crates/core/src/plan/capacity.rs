@@ -1,18 +1,18 @@
-//! What a target takes in all, whichever way it is placed.
+//! Total demand of a target, independent of its placement.
 
 use crate::geometry::{ENGINES, EngineRow, Geometry, MOST_INSTANCES, Profile, engine_row};
 
 use super::target::Target;
 
-/// Sums over GPU instances. Those of unknown profile count as instances only: their slices and engines are not
-/// known, and they are only wanted where they were.
+/// Sums over GPU instances. Those of an unknown profile count only as instances: their slices and engines are
+/// unknown, and they can only be requested where they already are.
 #[derive(Debug)]
 pub(crate) struct Demand<'a> {
     geometry: &'a Geometry,
     instances: usize,
     /// Number of each profile, in the geometry's order.
     numbers: Vec<u32>,
-    /// Memory slices at least.
+    /// Minimum number of memory slices.
     pub(in crate::plan) memory: u32,
     /// Compute slices.
     pub(in crate::plan) compute: u32,
@@ -50,12 +50,12 @@ impl<'a> Demand<'a> {
         demand
     }
 
-    /// Profiles that are wanted, and how many.
+    /// Returns the requested profiles with their numbers.
     pub(super) fn numbers(&self) -> impl Iterator<Item = (&'a Profile, u32)> {
         self.geometry.profiles.iter().zip(self.numbers.iter().copied()).filter(|(_, number)| *number > 0)
     }
 
-    /// Whether the part has all of it.
+    /// Returns whether the part has enough of everything.
     pub(crate) fn is_met(&self) -> bool {
         self.instances <= MOST_INSTANCES
             && self.compute <= u32::from(self.geometry.compute_slices)
@@ -63,7 +63,7 @@ impl<'a> Demand<'a> {
             && self.short_engine().is_none()
     }
 
-    /// Profiles of which one more instance is possible, by numbers, slices and engines.
+    /// Returns the profiles of which one more instance is possible, by numbers, slices and engines.
     pub(crate) fn further(&self) -> impl Iterator<Item = &'a Profile> {
         self.geometry.profiles.iter().zip(&self.numbers).map(|(p, n)| (p, *n)).filter_map(|(profile, number)| {
             let possible = self.instances < MOST_INSTANCES
@@ -74,7 +74,7 @@ impl<'a> Demand<'a> {
         })
     }
 
-    /// The first kind of engine of which there are too few.
+    /// Returns the first kind of engine that does not suffice.
     pub(super) fn short_engine(&self) -> Option<usize> {
         (0..ENGINES.len()).find(|&e| self.engines[e] > self.geometry.engines[e])
     }

@@ -1,7 +1,7 @@
-//! Compute instances of one GPU instance: which stay, which go, where new ones stand.
+//! Compute instances of one GPU instance: which stay, which are destroyed, and where new ones are placed.
 //!
-//! The exact search again, one level down. A GPU instance that stays is adapted in place: what it
-//! has and shall have stays, the rest is destroyed or created. A new one has nothing to keep.
+//! The same exact search, one level down. A kept GPU instance is adapted: matching compute instances stay, the
+//! rest is destroyed or created. A new one has nothing to keep.
 
 use std::borrow::Cow;
 
@@ -14,30 +14,31 @@ use super::objective::Cost;
 use super::search::{Candidate, Group, Problem, rank};
 use super::target::WantedCompute;
 
-/// How the compute instances of one GPU instance become the wanted ones.
+/// The changes that give a GPU instance its requested compute instances.
 #[derive(Debug, Default)]
 pub(super) struct Adaptation {
-    /// What it destroys.
+    /// Cost of the destroyed instances.
     pub(super) cost: Cost,
     /// Positions, in the GPU instance, of those to destroy.
     pub(super) destroy: Vec<usize>,
-    /// Those to create: position among the wanted, and where, when it is ours to say.
+    /// Those to create: position in the request, and the placement, unless the driver chooses it.
     pub(super) create: Vec<(usize, Option<Placement>)>,
 }
 
-/// Whether a compute instance must stay: it has a process, or its GPU instance has one of which
-/// the driver does not say where in it.
-pub(super) fn in_use(instance: &GpuInstance, compute: &ComputeInstance) -> bool {
-    !compute.processes.is_empty() || !instance.processes.is_empty()
+/// Returns whether a compute instance must stay: it is leased, it has a process, or the driver assigns a process to its
+/// GPU instance only.
+pub(super) fn in_use(instance: &GpuInstance, compute: &ComputeInstance, holds: &Holds) -> bool {
+    let is_leased = !holds.leases(instance.id, compute.id).is_empty();
+    is_leased || !compute.processes.is_empty() || !instance.processes.is_empty()
 }
 
-/// Cost of destroying a compute instance, as such.
+/// Returns the cost of destroying a compute instance alone.
 fn cost_of(instance: &GpuInstance, compute: &ComputeInstance, holds: &Holds) -> Cost {
-    Cost::in_use(usize::from(in_use(instance, compute)))
+    Cost::in_use(usize::from(in_use(instance, compute, holds)))
         + Cost::held(usize::from(holds.has_compute_instance(instance.id, compute.id)))
 }
 
-/// Cost of destroying a GPU instance with all that is in it.
+/// Returns the cost of destroying a GPU instance with its contents.
 pub(super) fn cost_of_all(instance: &GpuInstance, holds: &Holds) -> Cost {
     let mut cost = Cost::gpu_instances(1)
         + Cost::slices(usize::from(instance.placement.size))
@@ -51,20 +52,21 @@ pub(super) fn cost_of_all(instance: &GpuInstance, holds: &Holds) -> Cost {
     cost
 }
 
-/// Cost of only adding compute instances. Where a process is charged to the GPU instance itself
-/// it must stay exactly as it is: one could not be taken out again while that process lives.
+/// Returns the cost of only adding compute instances. If the driver assigns a process to the GPU instance
+/// itself, the GPU instance must not change: a new compute instance could not be removed while that process
+/// lives.
 fn cost_of_adding(instance: Option<&GpuInstance>, create: &[(usize, Option<Placement>)]) -> Cost {
     let charged = instance.is_some_and(|i| !i.processes.is_empty());
     Cost::in_use(usize::from(charged && !create.is_empty()))
 }
 
-/// Whether the compute instances fit into one GPU instance of a profile.
+/// Returns whether the compute instances fit into one GPU instance of a profile.
 pub(super) fn fits(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool {
     adapt(profile, wanted, None, &Holds::default()).is_some()
 }
 
-/// The best way from what `instance` has (nothing, for one that is not there yet) to `wanted`;
-/// `None` when `wanted` does not fit into one GPU instance.
+/// Returns the best way from the compute instances of `instance` (none, for a new one) to `wanted`; `None` if
+/// `wanted` does not fit into one GPU instance.
 pub(super) fn adapt(
     profile: Option<&Profile>,
     wanted: &[WantedCompute],
@@ -85,7 +87,7 @@ pub(super) fn adapt(
     }
     let answer = Problem { groups: &groups, destroy_all, further: &[] }.solve()?;
 
-    // A driver that does not tell placements does not take them either.
+    // A driver that reports no placements does not accept them either.
     let told = instance.is_none_or(|i| i.compute.iter().all(|c| c.placement.is_some()));
     let mut stays = vec![false; standing.len()];
     let mut create = Vec::new();
@@ -109,8 +111,8 @@ pub(super) fn adapt(
     Some(Adaptation { cost, destroy, create })
 }
 
-/// The common case, without a search: one compute instance that takes all, wanted and, when the
-/// GPU instance stands, there.
+/// The common case, without a search: one compute instance that occupies the whole GPU instance, as requested
+/// and, in an existing GPU instance, as present.
 fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Option<&GpuInstance>) -> Option<Adaptation> {
     let ([want], Some(whole)) = (wanted, profile?.whole()) else { return None };
     if want.profile_id != whole.profile.id || want.at.is_some() {
@@ -126,7 +128,7 @@ fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Optio
     }
 }
 
-/// Slices and numbers; where they stand is the search's matter.
+/// Checks slices and numbers only; the search checks placements.
 fn within_capacity(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool {
     let Some(profile) = profile else { return wanted.len() <= MOST_INSTANCES };
     let known = || wanted.iter().filter_map(|w| profile.compute(w.profile_id));
@@ -137,7 +139,7 @@ fn within_capacity(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool 
             .all(|c| known().filter(|other| other.profile.id == c.profile.id).count() <= usize::from(c.profile.max))
 }
 
-/// A compute instance that stands.
+/// An existing compute instance.
 struct Standing {
     profile_id: u32,
     spot: Spot,
@@ -168,13 +170,13 @@ impl Standing {
     }
 
     fn is(&self, want: &WantedCompute, spot: Spot) -> bool {
-        // The start tells the spot of a profile. Sizes may differ: a profile that was foreseen and
-        // not yet told by the driver may come out to take more slots.
+        // The start and profile identify the instance. Sizes may differ: the driver may reserve more slots for
+        // a profile than the plan expected.
         self.profile_id == want.profile_id && self.spot.placement.start == spot.placement.start
     }
 }
 
-/// Where a compute instance stands of which the driver does not say: the lowest free spot.
+/// Returns a spot for a compute instance whose placement the driver does not report: the lowest free one.
 fn guess(profile: Option<&Compute>, taken: Slices) -> Spot {
     profile
         .and_then(|p| p.spots.iter().find(|s| !s.slices.meets(taken)).or_else(|| p.spots.first()))
@@ -185,7 +187,7 @@ fn guess(profile: Option<&Compute>, taken: Slices) -> Spot {
 /// The spot of a compute instance of unknown profile and placement: it may be anywhere.
 const SOMEWHERE: Spot = Spot { placement: Placement { start: 0, size: u8::MAX }, slices: Slices::ALL };
 
-/// Spots that a wanted compute instance may take.
+/// Returns the spots for a requested compute instance.
 fn spots<'a>(profile: Option<&'a Profile>, want: &WantedCompute) -> Cow<'a, [Spot]> {
     match (want.at, profile.and_then(|p| p.compute(want.profile_id))) {
         (Some(at), _) => Cow::Owned(vec![Spot::at(at)]),
@@ -194,7 +196,7 @@ fn spots<'a>(profile: Option<&'a Profile>, want: &WantedCompute) -> Cow<'a, [Spo
     }
 }
 
-/// Whether the driver is to be told the placement: where there is a choice, and it has told us.
+/// Returns whether gpush chooses the placement: there is a choice, and the driver reports placements.
 fn is_ours_to_place(profile: Option<&Profile>, want: &WantedCompute) -> bool {
     match profile.and_then(|p| p.compute(want.profile_id)) {
         Some(compute) => compute.placeable && compute.spots.len() > 1,
@@ -202,8 +204,8 @@ fn is_ours_to_place(profile: Option<&Profile>, want: &WantedCompute) -> bool {
     }
 }
 
-/// Wanted compute instances that are alike, hardest to place first, and the positions of each
-/// group's members among the wanted.
+/// Groups equal requested compute instances, hardest to place first. Returns also the positions of each group's
+/// members in the request.
 fn group(profile: Option<&Profile>, wanted: &[WantedCompute], standing: &[Standing]) -> (Vec<Group>, Vec<Vec<usize>>) {
     let mut members: Vec<Vec<usize>> = Vec::with_capacity(wanted.len());
     for (position, want) in wanted.iter().enumerate() {

@@ -1,41 +1,40 @@
-//! The planner: from what a GPU holds to what it shall hold, exactly and at the least cost.
+//! The planner: exact, minimal plans from the present instances of a GPU to the requested ones.
 //!
 //! ```text
 //! Layout ──resolve──► Target ─┐
 //!                             ├─► arrange ──► steps      the plan
-//! what stands, who uses it ───┘       │
+//! instances and their users ──┘       │
 //!                                     └─────► refusal    the smallest reason why not
 //! ```
 //!
-//! What holds of every plan: instances in use stay, fixed placements are met, and at no step are
-//! slices, engines or numbers exceeded, so that the driver has no cause to refuse one. Among all
-//! such plans it is one that destroys, in this order, fewest instances that hold a lease or an MPS
-//! daemon, fewest GPU instances, fewest compute instances in GPU instances that stay, and fewest
-//! memory slices; that leaves the most (profile, placement) pairs to be made later; and that
-//! stands lowest, by start and then profile id. There is no better one, which `tests/oracle.rs`
-//! shows by trying them all.
+//! Every plan satisfies these constraints: instances in use stay, fixed placements are used, and no step
+//! exceeds slices, engines or numbers, so the driver has no reason to refuse one. Among these plans, it
+//! minimises in this order: destroyed instances with an MPS daemon, destroyed GPU instances,
+//! destroyed compute instances in GPU instances that stay, and destroyed memory slices. Then it maximises the
+//! (profile, placement) pairs that remain possible, and prefers low placements, by start and then profile id.
+//! `tests/oracle.rs` proves by exhaustive search that there is no better plan.
 //!
-//! A GPU instance is *in use* when a process runs in one of its compute instances, or when the
-//! driver charges a process to it without saying in which; then all its compute instances are
-//! taken to be in use, and none is added.
+//! A compute instance is *in use* if a process runs in it, or if it is leased, idle or not. If the driver assigns a
+//! process to a GPU instance without naming the compute instance, all its compute instances count as in use, and none
+//! is added.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `target` | what is wanted, resolved against one geometry |
+//! | `target` | a layout resolved against one geometry |
 //! | `packing` | how many GPU instances a list of compute instances needs |
-//! | `capacity` | what a target takes in all |
+//! | `capacity` | the total demand of a target |
 //! | `arrange` | the best arrangement of GPU instances |
 //! | `compute` | the same within one GPU instance |
 //! | `search` | the exact search that both use |
 //! | `objective` | what it minimises |
 //! | `steps` | the arrangement as ordered steps |
 //! | `refusal` | why there is none |
-//! | `beside` | what of a previous layout can stand beside what must stay |
-//! | `outcome` | what stands after a plan, and what is none of its doing |
+//! | `beside` | the part of a previous layout that can be restored |
+//! | `outcome` | the instances after a plan, and foreign instances |
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{GpuInstance, InstanceStep, Placement, Refusal};
+use gpush_api::{GpuInstance, InstanceStep, LeaseUse, Placement, Refusal};
 
 use crate::geometry::Geometry;
 
@@ -57,10 +56,10 @@ pub use beside::{Beside, Missing, beside};
 pub use outcome::{entries, others, outcome};
 pub use target::{Target, Wanted, WantedCompute};
 
-/// What is to be done, and what stays.
+/// A plan: its steps, and the instances that stay.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// Steps in order; empty when the GPU is as wanted.
+    /// Steps in order; empty if the GPU already has the target.
     pub steps: Vec<InstanceStep>,
     /// Ids of the GPU instances that stay, by placement.
     pub keeps: Vec<u32>,
@@ -68,11 +67,14 @@ pub struct Plan {
     pub placements: Vec<Placement>,
 }
 
-/// Instances that hold a lease or an MPS daemon: destroyed only if there is no other way.
+/// Leased instances, which are never destroyed, and instances with an MPS daemon, which are destroyed only if there is
+/// no other way.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Holds {
     gpu_instances: BTreeSet<u32>,
     compute_instances: BTreeSet<(u32, u32)>,
+    /// Leases by the ids of GPU instance and compute instance.
+    leases: BTreeMap<(u32, u32), Vec<LeaseUse>>,
 }
 
 impl Holds {
@@ -86,6 +88,26 @@ impl Holds {
         self.compute_instances.insert((gi, ci));
     }
 
+    /// Adds the leases on MIG devices of these instances. Leases on other targets are ignored.
+    #[must_use]
+    pub fn with_leases(mut self, instances: &[GpuInstance], leases: &[LeaseUse]) -> Self {
+        for instance in instances {
+            for compute in &instance.compute {
+                let on_device = leases.iter().filter(|lease| Some(&lease.target) == compute.uuid.as_ref());
+                let on_device: Vec<LeaseUse> = on_device.cloned().collect();
+                if !on_device.is_empty() {
+                    self.leases.insert((instance.id, compute.id), on_device);
+                }
+            }
+        }
+        self
+    }
+
+    /// The leases on a compute instance.
+    fn leases(&self, gi: u32, ci: u32) -> &[LeaseUse] {
+        self.leases.get(&(gi, ci)).map_or(&[], Vec::as_slice)
+    }
+
     fn has_gpu_instance(&self, gi: u32) -> bool {
         self.gpu_instances.contains(&gi)
     }
@@ -95,18 +117,19 @@ impl Holds {
     }
 }
 
-/// The plan that takes a GPU from `instances` to `target`.
+/// Returns the plan that takes a GPU from `instances` to `target`.
 ///
 /// # Errors
-/// The smallest reason why there is none.
+/// The smallest reason why there is no plan.
 pub fn plan(geometry: &Geometry, instances: &[GpuInstance], target: &Target) -> Result<Plan, Refusal> {
     plan_around(geometry, instances, target, &Holds::default())
 }
 
-/// The plan that takes a GPU from `instances` to `target` and spares what is held.
+/// Returns the plan that takes a GPU from `instances` to `target` and avoids destroying `holds`.
 ///
 /// # Errors
-/// The smallest reason why there is none. Holds are never one: they are spared where possible.
+/// The smallest reason why there is no plan. Leased instances are in use; instances with an MPS daemon are only avoided
+/// where possible.
 pub fn plan_around(
     geometry: &Geometry,
     instances: &[GpuInstance],
@@ -117,7 +140,7 @@ pub fn plan_around(
         return Err(refusal::smallest_reason(geometry, target));
     };
     if best.cost.touches_use() {
-        return Err(refusal::blocked(&best));
+        return Err(refusal::blocked(&best, holds));
     }
     let mut kept: Vec<&GpuInstance> = best.placed.iter().filter_map(|p| p.kept).collect();
     kept.sort_by_key(|i| i.placement);

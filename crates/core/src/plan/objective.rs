@@ -1,9 +1,9 @@
-//! What a plan costs, so that two plans can be compared.
+//! The cost of a plan, to compare plans.
 //!
-//! The order of design: what is destroyed comes first, and a single instance of a graver kind
-//! outweighs any number of the next. The counts are packed into one integer, gravest in the
-//! highest bits, so that adding, subtracting and comparing costs are single instructions in the
-//! search. What is left over after equal costs (room, then low placements) is compared there.
+//! The order is part of the design: destroyed instances count first, and one instance of a higher class
+//! outweighs any number of the next. One integer holds all counts, the highest class in the highest bits, so
+//! the search adds, subtracts and compares costs in single instructions. With equal costs, the search compares
+//! remaining room, then low placements.
 //!
 //! ```text
 //! bits 48…59  in use      instances in use destroyed: above zero, the plan is blocked
@@ -17,7 +17,7 @@ use std::ops::{Add, AddAssign, Sub};
 
 const FIELD: u32 = 12;
 
-/// A sum of destroyed things. A saving is a cost too, subtracted.
+/// A sum of destroyed objects. A saving is a cost too, subtracted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Cost(i64);
 
@@ -25,37 +25,37 @@ impl Cost {
     pub(super) const NONE: Self = Self(0);
 
     fn field(n: usize, number: u32) -> Self {
-        // A count past its field would spill into the graver one: it stays at the field's top.
+        // A larger count would overflow into the next field, so it is limited to the field's maximum.
         let count = i64::try_from(n).unwrap_or(i64::MAX).min((1 << FIELD) - 1);
         Self(count << (FIELD * number))
     }
 
-    /// Instances in use.
+    /// Cost of instances in use.
     pub(super) fn in_use(n: usize) -> Self {
         Self::field(n, 4)
     }
 
-    /// Instances with a lease or an MPS daemon.
+    /// Cost of instances with a lease or an MPS daemon.
     pub(super) fn held(n: usize) -> Self {
         Self::field(n, 3)
     }
 
-    /// GPU instances.
+    /// Cost of GPU instances.
     pub(super) fn gpu_instances(n: usize) -> Self {
         Self::field(n, 2)
     }
 
-    /// Compute instances in GPU instances that stay.
+    /// Cost of compute instances in GPU instances that stay.
     pub(super) fn compute_instances(n: usize) -> Self {
         Self::field(n, 1)
     }
 
-    /// Memory slices.
+    /// Cost of memory slices.
     pub(super) fn slices(n: usize) -> Self {
         Self::field(n, 0)
     }
 
-    /// Whether anything in use is destroyed.
+    /// Returns whether anything in use is destroyed.
     pub(super) fn touches_use(self) -> bool {
         self >= Self::in_use(1)
     }
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_a_graver_kind_outweighs_all_of_the_lesser() {
+    fn one_higher_class_outweighs_all_lower_ones() {
         let most = 64;
         assert!(Cost::in_use(1) > Cost::held(most) + Cost::gpu_instances(most));
         assert!(Cost::held(1) > Cost::gpu_instances(most) + Cost::compute_instances(most));

@@ -1,15 +1,14 @@
-//! What a plan makes of a GPU, and what stands there that is none of its doing.
+//! The instances after a plan, and which instances do not come from it.
 //!
-//! Whoever comes back to a plan that was left half done finds instances of three kinds: those from
-//! before, those that it made, and those that somebody else has made meanwhile. The last are
-//! nobody's to destroy, idle or not.
+//! After an interruption, a GPU has instances of three kinds: previous ones, those of the plan, and those that
+//! another program has created meanwhile. gpush destroys none of the last kind, idle or not.
 
 use std::collections::BTreeSet;
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep};
 
-/// What stands once `steps` are taken where `before` stood. The ids of what is new mean nothing:
-/// they are the driver's to choose.
+/// Returns the instances after `steps` on `before`. The ids of new ones are arbitrary, because the driver
+/// chooses them.
 #[must_use]
 pub fn outcome<'a>(before: &[GpuInstance], steps: impl IntoIterator<Item = &'a InstanceStep>) -> Vec<GpuInstance> {
     let mut after = before.to_vec();
@@ -49,7 +48,7 @@ pub fn outcome<'a>(before: &[GpuInstance], steps: impl IntoIterator<Item = &'a I
     after
 }
 
-/// The layout that is exactly these GPU instances, each at its place.
+/// Returns the layout of exactly these GPU instances, with their placements.
 #[must_use]
 pub fn entries(instances: &[GpuInstance]) -> Vec<String> {
     let entry = |instance: &GpuInstance, compute: &ComputeInstance| {
@@ -61,14 +60,14 @@ pub fn entries(instances: &[GpuInstance]) -> Vec<String> {
     if all.is_empty() { vec![crate::layout::NONE.to_owned()] } else { all }
 }
 
-/// Ids of the GPU instances of `now` that are somebody else's: neither of `before` nor of `after`,
-/// or with a compute instance that is of neither.
+/// Returns the ids of foreign GPU instances in `now`: those that are neither in `before` nor in `after`, or
+/// have a compute instance that is in neither.
 #[must_use]
 pub fn others(now: &[GpuInstance], before: &[GpuInstance], after: &[GpuInstance]) -> BTreeSet<u32> {
     let ours = |instance: &GpuInstance| {
         let is_same = |one: &&GpuInstance| (one.profile_id, one.placement) == (instance.profile_id, instance.placement);
         let known: Vec<&GpuInstance> = before.iter().chain(after).filter(is_same).collect();
-        // Where in it the driver puts a compute instance may be its own choice.
+        // The driver may choose the placement of a compute instance.
         let knows = |compute: &ComputeInstance| {
             known.iter().flat_map(|one| &one.compute).any(|one| one.profile_id == compute.profile_id)
         };

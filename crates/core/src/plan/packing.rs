@@ -1,8 +1,8 @@
-//! Packing compute instances into as few GPU instances as hold them.
+//! Packing compute instances into the fewest GPU instances.
 //!
-//! `1c.3g.40gb*4` asks for compute instances only; how many `3g.40gb` that takes is found here.
-//! Each goes, in the order written, into the first GPU instance that still has room for it, unless
-//! that would take one GPU instance more than needed.
+//! `1c.3g.40gb*4` requests only compute instances; this module determines the number of `3g.40gb`. Each compute
+//! instance, in the written order, goes into the first GPU instance with room for it, unless that would need
+//! one more GPU instance than necessary.
 
 use gpush_api::{Placement, Refusal};
 
@@ -16,11 +16,11 @@ use super::target::{Wanted, WantedCompute};
 pub(super) struct Pack<'a> {
     /// Profile of the GPU instances.
     pub(super) profile: &'a Profile,
-    /// Placement, when it is fixed; then there can be one GPU instance only.
+    /// Placement, if it is fixed; then there can be only one GPU instance.
     pub(super) at: Option<Placement>,
-    /// Where in the target's list their GPU instances go.
+    /// Position of their GPU instances in the target's list.
     pub(super) position: usize,
-    /// Compute instances, in the order written.
+    /// Compute instances, in the written order.
     pub(super) compute: Vec<WantedCompute>,
 }
 
@@ -29,7 +29,7 @@ impl<'a> Pack<'a> {
         Self { profile, at, position, compute: Vec::new() }
     }
 
-    /// The GPU instances that hold them.
+    /// Returns the GPU instances that contain them.
     pub(super) fn into_instances(self) -> Result<Vec<Wanted>, Refusal> {
         let slices =
             |c: &WantedCompute| self.profile.compute(c.profile_id).map_or(0, |p| usize::from(p.profile.slices));
@@ -56,11 +56,11 @@ impl<'a> Pack<'a> {
     }
 }
 
-/// Puts each compute instance into the first bin that lets all the later ones find a place too.
+/// Puts each compute instance into the first bin that leaves room for all later ones.
 fn fill(profile: &Profile, compute: &[WantedCompute], bins: &mut [Vec<WantedCompute>]) -> bool {
     let Some((first, later)) = compute.split_first() else { return true };
     for n in 0..bins.len() {
-        // Bins with equal contents are the same choice.
+        // Bins with equal contents are equivalent.
         if bins[..n].contains(&bins[n]) {
             continue;
         }

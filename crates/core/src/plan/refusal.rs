@@ -1,45 +1,45 @@
-//! Why a target is refused: the smallest reason that suffices.
+//! The smallest reason that explains why a target is refused.
 //!
-//! Reasons are looked for from the one that says most to the one that says least: a name, a
-//! placement, two placements, a number, a sum, and only then "these can't be arranged", with as
-//! few entries as already can't. Instances in use come last: only a target that an empty GPU could
-//! hold is blocked by anything.
+//! Reasons are tried from the most specific to the least specific: a name, a placement, two placements, a
+//! number, a sum, and only then "these cannot be arranged", with as few entries as possible. Instances in use
+//! come last: they can only block a target that fits on an empty GPU.
 
-use gpush_api::{Blocker, GpuInstance, Process, Refusal};
+use gpush_api::{Blocker, GpuInstance, LeaseUse, Process, Refusal};
 
 use crate::geometry::{ENGINES, Geometry, Profile, Slices};
 
 use crate::nearest::{distance, fold};
 
+use super::Holds;
 use super::arrange::{Arrangement, fits};
 use super::capacity::Demand;
 use super::compute;
 use super::target::{Target, Wanted};
 
-/// Names offered in place of an unknown one.
+/// Maximum number of suggested names.
 const MOST_NAMES: usize = 3;
 
-/// Edits at which a name of another slice count is still offered.
+/// Maximum edit distance of a suggested name with another slice count.
 const MOST_EDITS: usize = 2;
 
-/// Entries up to which a smallest subset is found by trying all; more than any part has slices.
+/// Maximum number of entries for the exhaustive search of a smallest subset; more than any part has slices.
 const MOST_TRIED: usize = 12;
 
-/// A profile name that the GPU does not have.
+/// Returns the refusal of a profile name that the GPU does not have.
 pub(super) fn unknown_profile(geometry: &Geometry, name: &str) -> Refusal {
     let names = geometry.profiles.iter().map(|p| (p.profile.name.as_str(), p.profile.slices));
     Refusal::UnknownProfile { profile: name.to_owned(), nearest: nearest_names(name, names) }
 }
 
-/// A compute instance of a slice count that the profile does not offer.
+/// Returns the refusal of a compute instance with a slice count that the profile does not offer.
 pub(super) fn unknown_compute_profile(profile: &Profile, slices: u8) -> Refusal {
     let name = format!("{slices}c.{}", profile.profile.name);
     let names = profile.compute.iter().map(|c| (c.profile.name.as_str(), c.profile.slices));
     Refusal::UnknownProfile { nearest: nearest_names(&name, names), profile: name }
 }
 
-/// The names likeliest meant: those with the slice count written, by likeness; if there is none,
-/// any that are near.
+/// Returns the most similar names: those with the same slice count, by similarity; if there are none, any
+/// similar ones.
 fn nearest_names<'a>(written: &str, names: impl Iterator<Item = (&'a str, u8)>) -> Vec<String> {
     let digits = written.len() - written.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let slices: Option<u8> = written[..digits].parse().ok();
@@ -55,12 +55,12 @@ fn nearest_names<'a>(written: &str, names: impl Iterator<Item = (&'a str, u8)>) 
     ranked.into_iter().take(MOST_NAMES).map(|(_, name, _)| name.to_owned()).collect()
 }
 
-/// Why the target can't be on such a GPU, even an empty one; `None` when it can.
+/// Returns why the target does not fit on such a GPU, even an empty one; `None` if it fits.
 pub(super) fn impossible(geometry: &Geometry, target: &Target) -> Option<Refusal> {
     if fits(geometry, target) { None } else { Some(smallest_reason(geometry, target)) }
 }
 
-/// Why a target that does not fit an empty GPU does not.
+/// Returns why a target does not fit on an empty GPU.
 pub(super) fn smallest_reason(geometry: &Geometry, target: &Target) -> Refusal {
     let demand = Demand::of(geometry, target);
     compute_does_not_fit(geometry, target)
@@ -87,7 +87,7 @@ fn placements_overlap(target: &Target) -> Option<Refusal> {
     })
 }
 
-/// More of one profile than the part holds, be it for slices, engines or by the driver's word.
+/// Returns whether there are too many of one profile, because of slices, engines or the driver's limit.
 fn too_many(geometry: &Geometry, demand: &Demand<'_>) -> Option<Refusal> {
     let (profile, wanted) = demand.numbers().find(|(profile, n)| *n > u32::from(profile.profile.max))?;
     let slices_suffice = profile.memory_slices() * wanted <= u32::from(geometry.memory_slices)
@@ -122,7 +122,7 @@ fn no_engine(geometry: &Geometry, demand: &Demand<'_>) -> Option<Refusal> {
     })
 }
 
-/// A smallest subset of the entries that can't be placed together.
+/// Finds a smallest subset of the entries that cannot be placed together.
 fn no_arrangement(geometry: &Geometry, target: &Target) -> Refusal {
     let all = &target.instances;
     let impossible = |subset: &u32| {
@@ -147,39 +147,43 @@ fn members(all: &[Wanted], subset: u32) -> impl Iterator<Item = &Wanted> {
     all.iter().enumerate().filter(move |(n, _)| subset & (1 << n) != 0).map(|(_, wanted)| wanted)
 }
 
-/// The instances in use that the best arrangement would have to destroy: a smallest set of them,
-/// for the search counts them before all else.
-pub(super) fn blocked(arrangement: &Arrangement<'_>) -> Refusal {
+/// Returns the instances in use that the best arrangement would destroy. It is a smallest set, because the
+/// search counts them first.
+pub(super) fn blocked(arrangement: &Arrangement<'_>, holds: &Holds) -> Refusal {
     let mut blockers = Vec::new();
     for instance in &arrangement.destroyed {
-        blockers.extend(users(instance, 0..instance.compute.len()));
+        blockers.extend(users(instance, 0..instance.compute.len(), holds));
         if instance.compute.is_empty() && !instance.processes.is_empty() {
-            blockers.push(blocker(instance, None, instance.processes.clone()));
+            blockers.push(blocker(instance, None, instance.processes.clone(), &[]));
         }
     }
     for place in &arrangement.placed {
         let Some(instance) = place.kept else { continue };
-        blockers.extend(users(instance, place.compute.destroy.iter().copied()));
+        blockers.extend(users(instance, place.compute.destroy.iter().copied(), holds));
         let only_adds = place.compute.destroy.is_empty() && !place.compute.create.is_empty();
         if only_adds && !instance.processes.is_empty() {
-            blockers.push(blocker(instance, None, instance.processes.clone()));
+            blockers.push(blocker(instance, None, instance.processes.clone(), &[]));
         }
     }
     blockers.sort_by_key(|b| (b.placement, b.ci));
     Refusal::Blocked { blockers }
 }
 
-/// Those of an instance's compute instances that are in use, with who uses them.
-fn users(instance: &GpuInstance, positions: impl Iterator<Item = usize>) -> impl Iterator<Item = Blocker> {
-    positions.map(|n| &instance.compute[n]).filter(|c| compute::in_use(instance, c)).map(|c| {
+/// Returns an instance's compute instances in use, with their processes and leases.
+fn users(
+    instance: &GpuInstance,
+    positions: impl Iterator<Item = usize>,
+    holds: &Holds,
+) -> impl Iterator<Item = Blocker> {
+    positions.map(|n| &instance.compute[n]).filter(|c| compute::in_use(instance, c, holds)).map(|c| {
         let holders = c.processes.iter().chain(&instance.processes).cloned().collect();
-        blocker(instance, Some(c.id), holders)
+        blocker(instance, Some(c.id), holders, holds.leases(instance.id, c.id))
     })
 }
 
-fn blocker(instance: &GpuInstance, ci: Option<u32>, holders: Vec<Process>) -> Blocker {
+fn blocker(instance: &GpuInstance, ci: Option<u32>, holders: Vec<Process>, leases: &[LeaseUse]) -> Blocker {
     let (profile, placement) = (instance.profile.clone(), instance.placement);
     let compute = instance.compute.iter().find(|c| Some(c.id) == ci);
     let compute_profile = compute.map(|c| c.profile.clone()).filter(|name| *name != profile);
-    Blocker { gi: instance.id, ci, profile, compute_profile, placement, holders }
+    Blocker { gi: instance.id, ci, profile, compute_profile, placement, holders, leases: leases.to_vec() }
 }

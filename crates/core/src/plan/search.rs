@@ -1,13 +1,12 @@
-//! The exact search: things that each need a place of their own, some of which stand already.
+//! The exact search: assigns a separate spot to each item, and keeps existing items where possible.
 //!
-//! It is the same question for GPU instances on a GPU and for compute instances in a GPU instance:
-//! give every wanted thing one of its spots so that no two share a slice, and of all ways take the
-//! one that destroys least, then leaves most room, then stands lowest. Things that are alike form
-//! a group and take their spots in rising order, so that no arrangement is looked at twice.
+//! It serves GPU instances on a GPU and compute instances in a GPU instance alike. Each requested item gets one
+//! of its spots so that no two share a slice. Of all assignments, the search takes the one with the least
+//! destroyed, then the most room left, then the lowest placements. Equal items form a group and take spots in
+//! ascending order, so that no arrangement is examined twice.
 //!
-//! It is a branch and bound over at most [`MOST_INSTANCES`] things. The bound is what the groups
-//! not yet placed could save at best. The inner loop works on masks and integers and allocates
-//! nothing.
+//! It is a branch and bound over at most [`MOST_INSTANCES`] items. The bound is the largest possible saving of
+//! the groups not yet placed. The inner loop uses masks and integers and allocates nothing.
 
 use std::cmp::Reverse;
 
@@ -15,39 +14,39 @@ use crate::geometry::{MOST_INSTANCES, Slices};
 
 use super::objective::Cost;
 
-/// A spot that a thing of a group may take.
+/// A spot for an item of a group.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Candidate {
-    /// What it covers.
+    /// Slices that it covers.
     pub(super) slices: Slices,
     /// Order among equals: the start, then the profile id.
     pub(super) rank: u64,
-    /// What is saved by standing here, because the very thing stands here already.
+    /// Cost saved by this spot, if the same item exists there.
     pub(super) saving: Cost,
 }
 
-/// Rank of a thing of this profile at this start.
+/// Returns the rank of a profile at a start.
 pub(super) fn rank(start: u8, profile_id: u32) -> u64 {
     u64::from(start) << 32 | u64::from(profile_id)
 }
 
-/// Things that are alike.
+/// Equal items.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// How many.
+    /// Number of items.
     pub(super) count: usize,
     /// Their spots, by start.
     pub(super) candidates: Vec<Candidate>,
 }
 
-/// The whole question.
+/// The input of the search.
 #[derive(Debug)]
 pub(super) struct Problem<'a> {
-    /// What is wanted.
+    /// The requested items.
     pub(super) groups: &'a [Group],
-    /// What it costs when nothing that stands is kept.
+    /// Cost of keeping nothing.
     pub(super) destroy_all: Cost,
-    /// Spots of further things that could be made afterwards; each one left free counts.
+    /// Spots of further instances; each one that stays free counts.
     pub(super) further: &'a [Slices],
 }
 
@@ -61,14 +60,14 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// Candidate index of the `n`th thing, counted through the groups in order.
+    /// Returns the candidate index of the `n`th item, counted through the groups in order.
     pub(super) fn candidate(&self, n: usize) -> usize {
         usize::from(self.chosen[n])
     }
 }
 
 impl Problem<'_> {
-    /// The best arrangement, or `None` when there is none.
+    /// Returns the best arrangement, or `None` if there is none.
     pub(super) fn solve(&self) -> Option<Answer> {
         let mut things = [0; MOST_INSTANCES];
         let mut most_saved = [Cost::NONE; MOST_INSTANCES + 1];
@@ -80,7 +79,7 @@ impl Problem<'_> {
             things[count..count + group.count].fill(index);
             count += group.count;
         }
-        // From the last thing on: the k last of a group save at best its k largest savings.
+        // Starting at the last item: the k last ones of a group save at most its k largest savings.
         let mut thing = count;
         for group in self.groups.iter().rev() {
             let after = most_saved[thing];
@@ -102,7 +101,7 @@ impl Problem<'_> {
     }
 }
 
-/// Keeps `largest` the largest values seen, in falling order.
+/// Keeps the largest values in `largest`, in descending order.
 fn insert_largest(largest: &mut [Cost], mut value: Cost) {
     for kept in largest {
         if value > *kept {
@@ -120,9 +119,9 @@ struct Best {
 
 struct Search<'a> {
     problem: &'a Problem<'a>,
-    /// Group of each thing.
+    /// Group of each item.
     things: &'a [usize],
-    /// What the things from each one on can save at best.
+    /// Largest possible saving of the items from each one on.
     most_saved: [Cost; MOST_INSTANCES + 1],
     chosen: [u8; MOST_INSTANCES],
     best: Option<Best>,
@@ -148,7 +147,7 @@ impl Search<'_> {
         }
     }
 
-    /// Compares a whole arrangement with the best so far.
+    /// Compares a complete arrangement with the best so far.
     fn weigh(&mut self, taken: Slices, cost: Cost) {
         let room = self.problem.further.iter().filter(|spot| !spot.meets(taken)).count();
         let ranks = self.ranks();
@@ -161,7 +160,7 @@ impl Search<'_> {
         }
     }
 
-    /// Ranks of everything in the arrangement, lowest first.
+    /// Returns the ranks of everything in the arrangement, lowest first.
     fn ranks(&self) -> [u64; MOST_INSTANCES] {
         let mut ranks = [u64::MAX; MOST_INSTANCES];
         for (thing, group) in self.things.iter().enumerate() {

@@ -1,9 +1,8 @@
-//! The steps of a plan, in an order in which each one is possible.
+//! The steps of a plan, in a feasible order.
 //!
-//! First everything goes that has to, compute instances before their GPU instance; then everything
-//! comes, GPU instances before their compute instances. So at every moment the GPU holds a part
-//! of what it held or a part of what it shall hold, and either fits. Within that, low placements
-//! come first, so that the same plan is always the same text.
+//! First everything that must be destroyed, compute instances before their GPU instance; then everything new,
+//! GPU instances before their compute instances. So at every moment the GPU has a subset of the old or of the
+//! new instances, and either fits. Within that, low placements come first, so that equal plans have equal text.
 
 use gpush_api::{GpuInstance, InstanceStep};
 

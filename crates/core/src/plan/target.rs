@@ -1,9 +1,8 @@
-//! What a GPU shall hold: a layout resolved against one GPU's geometry.
+//! The target of a GPU: a layout resolved against the GPU's geometry.
 //!
-//! A layout is text that may be meant for many GPUs; a target is for one: every entry is one GPU
-//! instance with the driver's profile id and the compute instances that it shall have. A target
-//! can also be taken from what stands ([`Target::of_instances`]), exact to the placement: that is
-//! how a failed change is taken back.
+//! A layout is text for any number of GPUs; a target is for one: every entry is one GPU instance with the
+//! driver's profile id and its compute instances. A target can also be made from existing instances
+//! ([`Target::of_instances`]), with their placements: a rollback uses that.
 
 use std::fmt;
 
@@ -14,44 +13,44 @@ use crate::layout::{Entry, Layout};
 
 use super::{packing, refusal};
 
-/// The instances that one GPU shall hold, and no others.
+/// The exact set of instances for one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Target {
     /// GPU instances, in the order in which the layout has them.
     pub instances: Vec<Wanted>,
 }
 
-/// One GPU instance that is wanted.
+/// A requested GPU instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     /// Profile id, as the driver reports it.
     pub profile_id: u32,
-    /// Placement, when it is fixed.
+    /// Placement, if it is fixed.
     pub at: Option<Placement>,
-    /// Compute instances that it shall have, and no others; empty for none at all.
+    /// Its exact set of compute instances; may be empty.
     pub compute: Vec<WantedCompute>,
     /// Profile name.
     pub profile: String,
 }
 
-/// One compute instance that is wanted. How its MIG device is shared is not part of it: that changes
-/// nothing about instances, and is no reason to make one anew.
+/// A requested compute instance. Sharing of its MIG device is not included: a change of sharing is no reason to
+/// create the instance again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantedCompute {
     /// Profile id, as the driver reports it within its GPU instance profile.
     pub profile_id: u32,
-    /// Placement in compute slots, when it is fixed.
+    /// Placement in compute slots, if it is fixed.
     pub at: Option<Placement>,
     /// Profile name.
     pub profile: String,
 }
 
 impl Target {
-    /// The target that a layout means on a GPU of this geometry.
+    /// Resolves a layout for a GPU of this geometry.
     ///
     /// # Errors
-    /// A refusal that names the smallest reason why the layout can't be on such a GPU, even an
-    /// empty one. A target that is returned here can only be refused for instances in use.
+    /// The smallest reason why the layout does not fit on such a GPU, even an empty one. A returned target can
+    /// be refused only because of instances in use.
     pub fn resolve(geometry: &Geometry, layout: &Layout) -> Result<Self, Refusal> {
         let mut instances = Vec::new();
         let mut packs: Vec<packing::Pack<'_>> = Vec::new();
@@ -83,7 +82,7 @@ impl Target {
                 })),
             }
         }
-        // Later packs first, so that the positions of earlier ones stay true.
+        // From the last pack to the first, so that earlier positions stay valid.
         for pack in packs.into_iter().rev() {
             let position = pack.position;
             instances.splice(position..position, pack.into_instances()?);
@@ -95,10 +94,10 @@ impl Target {
         }
     }
 
-    /// The target that is exactly what stands, down to every placement.
+    /// Returns the target of the existing instances, with all placements.
     ///
-    /// Instances of a profile that the geometry does not know are included: they can be made
-    /// again by their profile id where they stood.
+    /// Instances of a profile that is missing in the geometry are included: their profile id and placement
+    /// suffice to create them again.
     #[must_use]
     pub fn of_instances(geometry: &Geometry, instances: &[GpuInstance]) -> Self {
         let wanted = |instance: &GpuInstance| Wanted {
@@ -136,7 +135,7 @@ fn placement_at(profile: &Profile, start: u8) -> Result<Placement, Refusal> {
     })
 }
 
-/// The compute instance that an entry asks for.
+/// Returns the compute instance of an entry.
 fn wanted_compute(profile: &Profile, entry: &Entry) -> Result<WantedCompute, Refusal> {
     let found: Option<&Compute> = match entry.compute_slices {
         None => profile.whole(),

@@ -15,7 +15,7 @@ fn host() -> Vec<Gpu> {
 }
 
 #[test]
-fn each_shape_names_its_gpus() {
+fn each_selector_form_matches_its_gpus() {
     let gpus = host();
     let cases: &[(&str, &[usize])] = &[
         ("0", &[0]),
@@ -56,14 +56,14 @@ fn each_shape_names_its_gpus() {
 }
 
 #[test]
-fn the_beginning_of_one_uuid_will_do() {
+fn unique_uuid_prefix_matches() {
     let mut gpus = host();
     gpus[3].uuid = "GPU-f0000000-0000-0000-0000-000000000001".to_owned();
     assert_eq!(Selector::resolve(&["GPU-f"], &gpus), Ok(vec![3]));
 }
 
 #[test]
-fn what_names_nothing_says_what_there_is() {
+fn unmatched_selector_lists_the_gpus() {
     let gpus = host();
     let texts = [
         "",
@@ -106,7 +106,7 @@ fn what_names_nothing_says_what_there_is() {
 }
 
 #[test]
-fn a_host_without_gpus_says_so() {
+fn host_without_gpus_is_named_in_selector_error() {
     let error = Selector::resolve(&["all"], &[] as &[Gpu]).unwrap_err();
     assert_eq!(error.message, "there is no GPU");
     assert_eq!(inventory::<Gpu>(&[]), "this host shows no GPU");
@@ -121,7 +121,7 @@ fn equal_gpus_are_listed_together() {
 }
 
 #[test]
-fn more_selectors_than_any_host_has_use_for_are_refused_by_their_number() {
+fn too_many_selectors_are_refused_by_number() {
     let gpus = preset::gpus("dgx-a100").unwrap();
     assert_eq!(Selector::resolve(&["0"; MOST], &gpus).unwrap(), [0]);
     assert_eq!(Selector::resolve(&[vec!["0"; MOST].join(",")], &gpus).unwrap(), [0]);
@@ -144,7 +144,7 @@ proptest! {
     }
 
     #[test]
-    fn globs_agree_with_a_plain_definition(glob in "[ab*?]{0,6}", text in "[ab]{0,6}") {
+    fn globs_agree_with_a_simple_definition(glob in "[ab*?]{0,6}", text in "[ab]{0,6}") {
         fn plain(glob: &[u8], text: &[u8]) -> bool {
             match (glob.first(), text.first()) {
                 (None, None) => true,

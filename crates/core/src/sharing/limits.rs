@@ -1,4 +1,4 @@
-//! What a target can give: memory and clients.
+//! Limits of a target: memory and clients.
 
 use gpush_api::{
     ApiError, Architecture, Code, Gpu, GpuInstance, MPS_CLIENTS, MemoryLimit, Mig, Mode, MpsSettings, TimesliceLevel,
@@ -7,8 +7,8 @@ use gpush_api::{
 use super::{Target, label, too_old};
 use crate::{config::Config, desired};
 
-/// Most clients of a MIG device: NVIDIA's MIG guide has the GPU's number go down in proportion to the
-/// compute instance. `wanted` above what GPUs take by default says that the driver takes that many.
+/// Returns the maximum number of clients of a MIG device: according to NVIDIA's MIG guide it is proportional to
+/// the compute instance. If `wanted` exceeds a GPU's default, the driver is assumed to support it.
 #[must_use]
 pub fn most_clients(wanted: u32, slices: u8, of: u8) -> u32 {
     let whole = wanted.max(MPS_CLIENTS);
@@ -16,10 +16,10 @@ pub fn most_clients(wanted: u32, slices: u8, of: u8) -> u32 {
     wanted.min(part.max(1))
 }
 
-/// Refuses settings that a target of so much memory can't give. `label` is how it is called.
+/// Refuses settings that exceed a target's memory. `label` is its name in the message.
 ///
 /// # Errors
-/// The memory limit is more than there is: it would limit nothing.
+/// The memory limit exceeds the memory: it would have no effect.
 pub fn fits(settings: &MpsSettings, memory_mib: u64, label: &str) -> Result<(), ApiError> {
     match over(settings, memory_mib) {
         Some(limit) => Err(ApiError::new(Code::BadRequest, sentence(limit, label, memory_mib))
@@ -28,14 +28,14 @@ pub fn fits(settings: &MpsSettings, memory_mib: u64, label: &str) -> Result<(), 
     }
 }
 
-/// The same as a finding.
+/// Returns the same as a sentence.
 pub(super) fn too_much(target: &Target) -> Option<String> {
     let memory_mib = target.memory_mib?;
     over(&target.policy.settings, memory_mib).map(|limit| sentence(limit, &target.label(), memory_mib))
 }
 
-/// What the rules want of GPUs that they can't give however they are cut, one sentence each: what a config
-/// can be checked for on a host, before anything is shared.
+/// Returns the rules' settings that GPUs cannot provide with any layout, one sentence each: a config check on a
+/// host finds them before anything is shared.
 #[must_use]
 pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let mut findings = Vec::new();
@@ -83,7 +83,8 @@ pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     findings
 }
 
-/// Whether `nvidia-smi compute-policy` sets turns there; whether this very part does is seen by trying.
+/// Returns whether `nvidia-smi compute-policy` can set levels there; only an attempt shows whether the part
+/// supports it.
 fn takes_levels(architecture: Architecture) -> bool {
     match architecture {
         Architecture::Legacy | Architecture::Volta => false,
@@ -96,14 +97,14 @@ fn takes_levels(architecture: Architecture) -> bool {
     }
 }
 
-/// Memory of a GPU instance; the compute instances in it have it together.
+/// Returns the memory of a GPU instance, which its compute instances share.
 pub(super) fn memory_of(mig: &Mig, instance: &GpuInstance) -> Option<u64> {
     let profile = mig.profiles.iter().find(|profile| profile.id == instance.profile_id);
     let told = instance.memory.map(|memory| memory.total_mib);
     told.or(profile.map(|profile| profile.memory_mib)).filter(|mib| *mib > 0)
 }
 
-/// The memory limit, when it is more than there is. What is not known is no less than it.
+/// Returns the memory limit if it exceeds the memory. Unknown memory never does.
 fn over(settings: &MpsSettings, memory_mib: u64) -> Option<MemoryLimit> {
     settings.memory_limit_mib.filter(|limit| memory_mib > 0 && limit.mib() > memory_mib)
 }
@@ -113,7 +114,7 @@ fn sentence(limit: MemoryLimit, label: &str, memory_mib: u64) -> String {
         (gib, 0) => format!("{gib}G"),
         _ => limit.to_string(),
     };
-    // Rounded down: what is shown is there.
+    // Rounded down, so that the shown amount exists.
     let memory = match (memory_mib / 1024, memory_mib % 1024 * 10 / 1024) {
         (0, _) => format!("{memory_mib} MiB"),
         (gib, 0) => format!("{gib} GiB"),

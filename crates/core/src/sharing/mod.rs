@@ -1,18 +1,18 @@
-//! Which GPUs and MIG devices shall have an MPS daemon, and what its clients may have: the wishes of the
-//! config and its overrides, held against what stands.
+//! The GPUs and MIG devices that should have an MPS daemon, with the limits of its clients: the config and its
+//! overrides, applied to the existing devices.
 //!
 //! ```text
-//! rule of mode mps ──► the GPU, when it is whole ────────────────────────┐
+//! rule of mode mps ──► the GPU, without MIG ─────────────────────────────┐
 //! rule of mode mig ──► its layout, or the override's ──► entries ":mps"  ├──► Target, one a daemon
-//!                                  MIG devices that stand ──► devices ───┘
+//!                                  existing MIG devices ────► devices ───┘
 //! ```
 //!
-//! A daemon is only ever meant for what stands: a device that a layout promises is a target once it is
-//! there. Of several alike the ones that have daemons keep them, since to move one would end its
-//! clients. So the answer depends on what was shared before, `had`.
+//! A daemon exists only for an existing device: a device in a layout becomes a target once it exists. Of
+//! interchangeable devices, those with daemons keep them, because moving one would end its clients. So the
+//! result depends on what was shared before, `had`.
 //!
-//! While a GPU can't be read, or is being changed, nothing new begins on it, and what was shared stays:
-//! a reading that failed is no reason to end anybody's work.
+//! While a GPU cannot be read, or is being changed, no daemon is added, and existing sharing stays: a failed
+//! reading must not end running work.
 
 use std::collections::BTreeSet;
 
@@ -31,45 +31,45 @@ pub use devices::words;
 pub use limits::{fits, most_clients, unfit};
 pub use names::{name_of, resolve, short_name};
 
-/// A GPU or MIG device that shall have an MPS daemon.
+/// A GPU or MIG device that should have an MPS daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// UUID of the GPU, or of the MIG device: what the daemon sees.
+    /// UUID of the GPU or of the MIG device, which the daemon sees.
     pub uuid: String,
     /// Index of the GPU.
     pub gpu: u32,
     /// UUID of the GPU.
     pub gpu_uuid: String,
-    /// The MIG device in words, `2g.20gb@2` or `1c.3g.40gb@0/2`; `None` for a full GPU.
+    /// Display name of the MIG device, `2g.20gb@2` or `1c.3g.40gb@0/2`; `None` for a whole GPU.
     pub device: Option<String>,
-    /// Its memory, where it is known.
+    /// Its memory, if known.
     pub memory_mib: Option<u64>,
-    /// What its clients may have.
+    /// The limits of its clients.
     pub policy: MpsPolicy,
-    /// Whether it is a full GPU.
+    /// Whether it is a whole GPU.
     pub full_gpu: bool,
 }
 
 impl Target {
-    /// In messages: `GPU 0`, `GPU 0, 2g.20gb@2`.
+    /// Returns its name for messages: `GPU 0`, `GPU 0, 2g.20gb@2`.
     #[must_use]
     pub fn label(&self) -> String {
         label(self.gpu, self.device.as_deref())
     }
 }
 
-/// What shall be shared, and what can't be.
+/// The result: targets and problems.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sharing {
     /// Targets, by GPU and place.
     pub targets: Vec<Target>,
-    /// What can't be shared as it is wanted and why, one sentence each.
+    /// Desired sharing that is not possible, with the reason, one sentence each.
     pub findings: Vec<String>,
-    /// UUIDs of GPUs whose MIG devices can't be seen now: whatever daemons they have are to be left alone.
+    /// UUIDs of GPUs whose MIG devices are unreadable now: their daemons stay unchanged.
     pub unseen: BTreeSet<String>,
 }
 
-/// What shall be shared through MPS. `had` are the UUIDs of the targets that have a daemon.
+/// Decides what is shared through MPS. `had` are the UUIDs of the targets that have a daemon.
 #[must_use]
 pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing {
     let mut sharing = Sharing::default();
@@ -79,7 +79,7 @@ pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing 
     sharing
 }
 
-/// What [`decide`] says of one GPU. `claimed` is the position of its rule, from [`desired::claims`].
+/// Decides for one GPU, as [`decide`]. `claimed` is the position of its rule, from [`desired::claims`].
 #[must_use]
 pub fn decide_gpu(config: &Config, claimed: Option<usize>, gpu: &Gpu, had: &BTreeSet<String>) -> Sharing {
     let mut sharing = Sharing::default();
@@ -97,13 +97,13 @@ fn one(sharing: &mut Sharing, config: &Config, claimed: Option<usize>, gpu: &Gpu
     }
 }
 
-/// The targets of [`decide`].
+/// Returns the targets of [`decide`].
 #[must_use]
 pub fn targets(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<Target> {
     decide(config, gpus, had).targets
 }
 
-/// The GPU that a target is or is of, and its MIG device in words, by what the GPUs hold now.
+/// Returns a target's GPU and the display name of its MIG device, from the present GPUs.
 #[must_use]
 pub fn place(gpus: &[Gpu], uuid: &str) -> Option<(u32, Option<String>)> {
     let only = BTreeSet::from([uuid.to_owned()]);
@@ -113,13 +113,13 @@ pub fn place(gpus: &[Gpu], uuid: &str) -> Option<(u32, Option<String>)> {
     })
 }
 
-/// What of [`decide`] can't be shared and why.
+/// Returns the problems of [`decide`].
 #[must_use]
 pub fn findings(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<String> {
     decide(config, gpus, had).findings
 }
 
-/// A full GPU.
+/// Handles a whole GPU.
 fn whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, had: &BTreeSet<String>) {
     let label = label(gpu.index, None);
     if let Some(reason) = too_old(gpu) {
@@ -143,12 +143,12 @@ fn whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, had: &BTreeSet<String>) 
     settle(sharing, gpu, vec![target], had);
 }
 
-/// The MIG devices of a GPU whose layout shares some.
+/// Handles the MIG devices of a GPU whose layout shares some.
 fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSet<String>) {
     let known = match (&wish.layout, &gpu.overridden) {
         (Some(layout), _) if layout.shared().is_none() => return,
         (layout @ Some(_), _) => layout.as_ref(),
-        // Nobody knows what the override wants: what is shared stays so.
+        // The override's layout is unknown: existing sharing stays.
         (None, Some(_)) => None,
         (None, None) => return,
     };
@@ -158,7 +158,7 @@ fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSe
         }
         return;
     };
-    // MIG mode that is off, or instances that are missing, are drift and told as such.
+    // MIG mode that is off, and missing instances, are reported as drift.
     if !mig.enabled {
         return;
     }
@@ -188,7 +188,7 @@ fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSe
     settle(sharing, gpu, targets, had);
 }
 
-/// Takes those that may be shared as their GPU is.
+/// Takes those targets that the GPU's state permits.
 fn settle(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<Target>, had: &BTreeSet<String>) {
     let start = start(gpu);
     for target in targets {
@@ -207,13 +207,13 @@ fn settle(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<Target>, had: &BTreeSet
     }
 }
 
-/// Whether a GPU may get a daemon that it has not.
+/// Whether a GPU may get new daemons.
 #[derive(Debug, Clone, Copy)]
 enum Start {
     Anew,
-    /// Those that it has stay; why there are no others.
+    /// Only existing daemons stay; the reason why there are no others.
     OnlyWhatWas(&'static str),
-    /// There is nothing to share.
+    /// Nothing can be shared.
     Never(&'static str),
 }
 
@@ -228,22 +228,22 @@ fn start(gpu: &Gpu) -> Start {
         GpuState::Ready | GpuState::Cordoned if gpu.stale => {
             Start::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it")
         }
-        // A cordon keeps clients away, which is for admission to see to.
+        // Admission handles a cordon: it keeps clients away.
         GpuState::Ready | GpuState::Cordoned => Start::Anew,
     }
 }
 
-/// Whether what a GPU holds is as it was just read.
+/// Returns whether the reading of a GPU's instances is current.
 fn is_seen(gpu: &Gpu) -> bool {
     match gpu.state {
         GpuState::Unknown | GpuState::Maintenance => false,
-        // Its devices are gone, and that is known.
+        // Its devices are gone for certain.
         GpuState::Lost => true,
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => !gpu.stale,
     }
 }
 
-/// Why the part can't do what the daemons are for.
+/// Returns why the part does not support MPS as needed.
 #[must_use]
 pub fn too_old(gpu: &Gpu) -> Option<String> {
     match gpu.architecture {

@@ -1,4 +1,4 @@
-//! What targets are called: short names for directories and units, and what people type.
+//! Names of targets: short names for directories and units, and names that users type.
 
 use std::collections::BTreeSet;
 
@@ -6,14 +6,15 @@ use gpush_api::{ApiError, Code, MpsDaemon};
 
 use crate::{nearest::nearest, quote::Quoted};
 
-/// Digits of a short name, when they tell it from the others.
+/// Digits of a short name, if they are unique.
 const DIGITS: usize = 8;
 
-/// Longest short name: it is part of a socket's path, which has an end.
+/// Maximum length of a short name: it is part of a socket's path, whose length is limited.
 const LONGEST: usize = 20;
 
-/// A short name for a target: `g` or `m`, for a GPU or a MIG device, and the first eight hexadecimal digits
-/// of its UUID, or more of them while `taken` has that name. At most 20 characters, letters and digits.
+/// Returns a short name for a target: `g` or `m`, for a GPU or a MIG device, and the first eight hexadecimal
+/// digits of its UUID, or more of them if `taken` contains that name. At most 20 characters, letters and
+/// digits.
 #[must_use]
 pub fn short_name(uuid: &str, taken: &BTreeSet<String>) -> String {
     let upper = uuid.to_ascii_uppercase();
@@ -21,18 +22,19 @@ pub fn short_name(uuid: &str, taken: &BTreeSet<String>) -> String {
         Some(rest) => ('m', rest),
         None => ('g', upper.as_str()),
     };
-    // UUIDs of MIG devices were once those of their GPUs, `MIG-GPU-…/1/0`.
+    // Old drivers derive UUIDs of MIG devices from those of their GPUs, `MIG-GPU-…/1/0`.
     let rest = rest.strip_prefix("GPU-").unwrap_or(rest);
     let digits: String = rest.chars().filter(char::is_ascii_hexdigit).map(|c| c.to_ascii_lowercase()).collect();
     let name = |length: usize| format!("{kind}{}", &digits[..length.min(digits.len())]);
     let free =
         (DIGITS..LONGEST).take_while(|length| *length <= digits.len()).map(name).find(|name| !taken.contains(name));
-    // Those that differ only further behind are numbered; an `x` is no digit of anybody's.
+    // Names that differ only in later digits get a number; `x` is not a hexadecimal digit.
     let numbered = || (2_u32..=u32::MAX).map(|n| format!("{}x{n}", name(DIGITS))).find(|name| !taken.contains(name));
     free.or_else(numbered).unwrap_or_else(|| name(DIGITS))
 }
 
-/// What people type for a target: `0`, `0:2g.20gb@2`, or its short name while the driver does not show it.
+/// Returns the name that users type for a target: `0`, `0:2g.20gb@2`, or its short name while the driver does
+/// not show it.
 #[must_use]
 pub fn name_of(daemon: &MpsDaemon) -> String {
     match (daemon.gpu, &daemon.device) {
@@ -42,11 +44,11 @@ pub fn name_of(daemon: &MpsDaemon) -> String {
     }
 }
 
-/// The daemon that somebody means, by its position: a target's short name, the index of a GPU that is shared
-/// whole, `0:2g.20gb@2`, a UUID or its beginning. Case does not matter.
+/// Returns the position of the daemon that a text names: a target's short name, the index of a GPU that is
+/// shared whole, `0:2g.20gb@2`, a UUID or a prefix of it. Case is ignored.
 ///
 /// # Errors
-/// None or several are meant; the error lists what there is.
+/// None or several match; the error lists the daemons.
 pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
     let typed = text.trim();
     if typed.is_empty() {
@@ -76,7 +78,7 @@ pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
     }
 }
 
-/// Whether a UUID begins with what was typed: its prefix, `GPU-` or `MIG-`, and at least a digit.
+/// Returns whether a UUID begins with the text: its prefix, `GPU-` or `MIG-`, and at least one digit.
 fn begins(uuid: &str, typed: &str) -> bool {
     let kind = |text: &str| text.split_once('-').is_some_and(|(kind, rest)| !kind.is_empty() && !rest.is_empty());
     kind(typed) && uuid.get(..typed.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(typed))
@@ -86,7 +88,7 @@ fn nobody(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     let listed: Vec<String> = daemons.iter().map(listed).collect();
     let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)))
         .cause(format!("there are: {}", listed.join(", ")));
-    // The index of a GPU whose MIG devices are shared: which of them is for people to say.
+    // The index of a GPU whose MIG devices are shared: the user must choose one of them.
     let on_it: Vec<String> = match typed.parse::<u32>() {
         Ok(gpu) => daemons.iter().filter(|daemon| daemon.gpu == Some(gpu)).map(name_of).collect(),
         Err(_) => Vec::new(),
@@ -94,11 +96,11 @@ fn nobody(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     if !on_it.is_empty() {
         return error.hint(format!("GPU {typed} is not shared as a whole; name one of {}", on_it.join(", ")));
     }
-    // Another GPU's device is nobody's slip of the pen.
+    // Another GPU's device is never a typing error.
     let index = |name: &str| name.split_once(':').map(|(gpu, _)| gpu.to_owned());
     let names = daemons.iter().flat_map(|daemon| [name_of(daemon), daemon.target.clone()]);
     let names: Vec<String> = names.filter(|name| index(typed).is_none() || index(name) == index(typed)).collect();
-    // To a letter or two anything is near, and a figure is not offered for another.
+    // Any name is similar to one or two letters, and a number is not suggested for another.
     let telling = typed.len() > 2 && typed.parse::<u32>().is_err();
     let near = nearest(typed, names.iter().map(String::as_str)).filter(|_| telling);
     match near {
@@ -107,7 +109,7 @@ fn nobody(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     }
 }
 
-/// A daemon in lists: `0:2g.20gb@2 (m5d1b03a2)`.
+/// Formats a daemon for lists: `0:2g.20gb@2 (m5d1b03a2)`.
 fn listed(daemon: &MpsDaemon) -> String {
     let name = name_of(daemon);
     if name == daemon.target { name } else { format!("{name} ({})", daemon.target) }

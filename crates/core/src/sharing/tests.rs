@@ -15,16 +15,16 @@ fn config(text: &str) -> Config {
     Config::parse(text, "config.toml").unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// A host whose GPUs are whole.
+/// Returns a host whose GPUs have MIG off.
 fn whole_host(preset: &str) -> Vec<Gpu> {
     let mut gpus = preset::gpus(preset).unwrap();
     for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
     }
     gpus
 }
 
-/// Puts a GPU instance onto a GPU; `slots` are its compute instances, by profile and slot.
+/// Adds a GPU instance to a GPU; `slots` are its compute instances, by profile and slot.
 fn put(gpu: &mut Gpu, profile: &str, start: u8, slots: &[(&str, u8)]) {
     let index = gpu.index;
     let mig = gpu.mig.as_mut().unwrap();
@@ -59,7 +59,7 @@ fn uuids(targets: &[Target]) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_shared_double_memory_entry_means_its_own_compute_profile_only() {
+fn shared_double_memory_entry_means_its_own_profile() {
     let mut gpus = preset::gpus("dgx-h100").unwrap();
     gpus.truncate(1);
     put(&mut gpus[0], "1g.20gb", 0, &[("1c.1g.20gb", 0)]);
@@ -75,7 +75,7 @@ fn a_shared_double_memory_entry_means_its_own_compute_profile_only() {
 }
 
 #[test]
-fn a_rule_of_mode_mps_shares_whole_gpus() {
+fn mps_rule_shares_whole_gpus() {
     let config = config("[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mps\"\nmps = { percentage = 25 }\n");
     let gpus = whole_host("dgx-a100");
     let found = decide(&config, &gpus, &BTreeSet::new());
@@ -90,12 +90,12 @@ fn a_rule_of_mode_mps_shares_whole_gpus() {
 }
 
 #[test]
-fn what_a_whole_gpu_is_in_the_way_of() {
+fn whole_gpu_that_cannot_be_shared_is_reported() {
     let config = config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mps\"\nmps = { memory_limit = \"90G\" }\n");
     let mut gpus = whole_host("dgx-a100");
     let mig = |gpu: &mut Gpu, enabled, pending| {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (enabled, pending);
+        mig.set_mode(enabled, pending);
     };
     mig(&mut gpus[0], true, true);
     mig(&mut gpus[1], false, true);
@@ -120,11 +120,11 @@ fn what_a_whole_gpu_is_in_the_way_of() {
 }
 
 #[test]
-fn entries_share_what_stands() {
+fn entries_share_existing_devices() {
     let layout = ["3g.40gb@4:mps", "1c.3g.40gb@0:mps", "1c.3g.40gb@0*2"];
     let config = config(&format!("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = {layout:?}\n"));
     let mut gpus = preset::gpus("dgx-a100").unwrap();
-    // Nothing stands, so nothing is a target, and nothing is wrong.
+    // No device exists, so there is no target and no problem.
     assert_eq!(decide(&config, &gpus, &BTreeSet::new()), Sharing::default());
     put(&mut gpus[0], "3g.40gb", 4, &[("3g.40gb", 0)]);
     put(&mut gpus[0], "3g.40gb", 0, &[("1c.3g.40gb", 0), ("1c.3g.40gb", 1), ("1c.3g.40gb", 2)]);
@@ -133,7 +133,7 @@ fn entries_share_what_stands() {
     let had = BTreeSet::from([gpus[0].mig.as_ref().unwrap().instances[1].compute[2].uuid.clone().unwrap()]);
     let found = targets(&config, &gpus, &had);
     assert_eq!(words_of(&found), ["GPU 0, 1c.3g.40gb@0/2", "GPU 0, 3g.40gb@4"]);
-    // Under MIG there is no compute mode, and a part of the GPU has its part of the clients.
+    // Under MIG there is no compute mode, and a part of the GPU serves a proportional number of clients.
     let policies: Vec<_> = found.iter().map(|target| (target.policy.compute_mode, target.policy.max_clients)).collect();
     assert_eq!(policies, [(MpsComputeMode::Keep, 6), (MpsComputeMode::Keep, 20)]);
     assert!(found.iter().all(|target| !target.full_gpu && target.gpu_uuid == gpus[0].uuid));
@@ -142,7 +142,7 @@ fn entries_share_what_stands() {
 }
 
 #[test]
-fn of_several_alike_those_that_are_shared_stay() {
+fn shared_devices_stay_among_equal_ones() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     for start in [0, 2, 4] {
         put(&mut gpus[0], "2g.20gb", start, &[("2g.20gb", 0)]);
@@ -156,7 +156,7 @@ fn of_several_alike_those_that_are_shared_stay() {
     assert_eq!(shares("2g.20gb:mps,2g.20gb*2", &[]), "2g.20gb@0");
     assert_eq!(shares("2g.20gb:mps,2g.20gb*2", &[4]), "2g.20gb@4");
     assert_eq!(shares("2g.20gb*2:mps,2g.20gb", &[4]), "2g.20gb@0 2g.20gb@4");
-    // A place goes before what was.
+    // An entry with a placement has priority over existing sharing.
     assert_eq!(shares("2g.20gb@2:mps,2g.20gb*2", &[4]), "2g.20gb@2");
     assert_eq!(shares("2g.20gb@0,2g.20gb:mps", &[0]), "2g.20gb@2");
     assert_eq!(shares("2g.20gb*3:mps", &[2]), "2g.20gb@0 2g.20gb@2 2g.20gb@4");
@@ -165,7 +165,7 @@ fn of_several_alike_those_that_are_shared_stay() {
 }
 
 #[test]
-fn an_override_shares_in_place_of_the_rule() {
+fn override_replaces_the_rules_sharing() {
     let config =
         config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"2g.20gb:mps\"\nmps = { percentage = 50 }\n");
     let mut gpus = preset::gpus("dgx-a100").unwrap();
@@ -188,14 +188,14 @@ fn an_override_shares_in_place_of_the_rule() {
     let found = targets(&config, &gpus, &BTreeSet::new());
     assert_eq!(words_of(&found), ["GPU 0, 3g.40gb@4"]);
     assert_eq!(found[0].policy.settings.percentage.tenths(), 500);
-    // What it wants is not known: what is shared stays, and nothing else begins.
+    // Its desired layout is unknown: existing sharing stays, and none is added.
     gpus[0].overridden = Some(unknown);
     assert_eq!(targets(&config, &gpus, &uuids(&found)), found);
     assert!(targets(&config, &gpus, &BTreeSet::new()).is_empty());
 }
 
 #[test]
-fn a_reading_that_failed_ends_nothing() {
+fn failed_reading_keeps_sharing() {
     let config = config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"2g.20gb*2:mps\"\n");
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     gpus.truncate(1);
@@ -217,7 +217,7 @@ fn a_reading_that_failed_ends_nothing() {
 }
 
 #[test]
-fn a_memory_limit_is_held_against_what_there_is() {
+fn memory_limit_above_the_memory_is_reported() {
     let limit = |mib| MpsSettings { memory_limit_mib: MemoryLimit::of_mib(mib), ..MpsSettings::default() };
     assert!(fits(&limit(81_920), 81_920, "GPU 0").is_ok());
     assert!(fits(&MpsSettings::default(), 1, "GPU 0").is_ok());
@@ -247,7 +247,7 @@ fn a_memory_limit_is_held_against_what_there_is() {
 }
 
 #[test]
-fn a_part_of_a_gpu_takes_its_part_of_the_clients() {
+fn client_limit_is_proportional_to_the_device() {
     for (wanted, slices, of, most) in
         [(48, 1, 7, 6), (48, 7, 7, 48), (60, 1, 7, 8), (4, 1, 7, 4), (1, 1, 7, 1), (48, 2, 4, 24)]
     {
@@ -260,7 +260,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn one_daemon_a_device_and_none_moves(
+    fn each_device_has_one_daemon_and_none_moves(
         entries in prop::collection::vec((1u8..=3, any::<bool>()), 1..=4),
         fixed in prop::sample::subsequence(vec![0u8, 1, 2, 3, 4, 5, 6], 0..=3),
         stand in prop::collection::vec(any::<bool>(), 7),
@@ -287,7 +287,7 @@ proptest! {
         let found = targets(&config, &gpus, &before);
         let now = uuids(&found);
         prop_assert_eq!(now.len(), found.len(), "two daemons on one device");
-        // As many as are wanted and stand, those with a place among them.
+        // All those that are requested and exist, including those with a placement.
         let anywhere: usize = entries.iter().filter(|(_, shared)| *shared).map(|(count, _)| usize::from(*count)).sum();
         let there = |start: &&u8| stand[usize::from(**start)];
         let placed = fixed.iter().filter(there).count();
@@ -297,12 +297,12 @@ proptest! {
             let words = Some(format!("1g.10gb@{start}"));
             prop_assert!(found.iter().any(|target| target.device == words));
         }
-        // Nobody who was shared goes for one who was not, but for those with a place.
+        // A shared device is replaced only by one with an explicit placement.
         let gone = before.difference(&now).count();
         let new = found.iter().filter(|target| !before.contains(&target.uuid));
         let new = new.filter(|target| !fixed.iter().any(|start| target.device == Some(format!("1g.10gb@{start}"))));
         prop_assert!(gone == 0 || new.count() == 0, "{:?} had {:?}", found, before);
-        // Asked again it says the same.
+        // A repeated call gives the same result.
         prop_assert_eq!(targets(&config, &gpus, &now), found);
     }
 }

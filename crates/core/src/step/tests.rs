@@ -13,7 +13,7 @@ use crate::{config::Config, config::ModeChange, desired::plan_host, plan, preset
 fn gpu_with(layout: &[&str]) -> Gpu {
     let mut gpu = preset::gpus("dgx-h100").unwrap().remove(0);
     let mig = gpu.mig.as_mut().unwrap();
-    (mig.enabled, mig.pending) = (true, true);
+    mig.set_mode(true, true);
     mig.instances.clear();
     let instances = after(&plan_of(&gpu, true, layout), &gpu);
     gpu.mig.as_mut().unwrap().instances = instances;
@@ -56,7 +56,7 @@ const LAYOUTS: [&[&str]; 6] = [
     &["2g.20gb*3"],
 ];
 
-/// Takes a plan step by step. Before each step its verdict is `NotDone`, after it `Done`.
+/// Executes a plan step by step. Before each step its verdict is `NotDone`, after it `Done`.
 #[test]
 fn step_on_an_instance_is_done_exactly_after_it() {
     for (before, target) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|target| (before, target))) {
@@ -76,7 +76,7 @@ fn step_on_an_instance_is_done_exactly_after_it() {
 
 #[test]
 fn mode_that_is_only_pending_may_take_effect() {
-    let mig = |enabled, pending| Mig { enabled, pending, ..gpu_with(&[]).mig.unwrap() };
+    let mig = |enabled, pending| Mig { enabled, reset_pending: enabled != pending, ..gpu_with(&[]).mig.unwrap() };
     for (enable, enabled, pending, verdict) in [
         (true, true, true, Verdict::Done),
         (true, false, true, Verdict::MayTakeEffect),
@@ -201,6 +201,6 @@ fn layouts_are_the_same_whatever_the_ids() {
     assert!(same_layout(Some(one), Some(&other)));
     other.instances[0].compute.clear();
     assert!(!same_layout(Some(one), Some(&other)), "another split");
-    assert!(!same_layout(Some(one), Some(&Mig { pending: false, ..one.clone() })), "another mode");
+    assert!(!same_layout(Some(one), Some(&Mig { reset_pending: true, ..one.clone() })), "another mode");
     assert!(same_layout(None, None) && !same_layout(Some(one), None));
 }

@@ -5,7 +5,11 @@ use std::collections::BTreeSet;
 use gpush_api::{ApiError, GpuInstance, GpuPlan, InstanceStep, Mig, Placement};
 
 use super::describe_instance;
-use crate::{geometry::Geometry, layout::Layout, plan, refusal};
+use crate::{
+    geometry::Geometry,
+    layout::{DYNAMIC, Layout},
+    plan, refusal,
+};
 
 /// What a reading says about a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +97,7 @@ pub fn verify_instance(step: &InstanceStep, before: &Instances, now: Option<&Mig
 /// Returns whether a reading shows a change of MIG mode as done. A mode that is only pending may still take effect.
 #[must_use]
 pub fn verify_mode(enable: bool, now: Option<&Mig>) -> Verdict {
-    match now.map(|mig| (mig.enabled == enable, mig.pending == enable)) {
+    match now.map(|mig| (mig.enabled == enable, mig.pending_mode() == enable)) {
         Some((true, true)) => Verdict::Done,
         Some((false, true)) => Verdict::MayTakeEffect,
         Some((_, false)) | None => Verdict::NotDone,
@@ -109,10 +113,14 @@ pub fn difference(plan: &GpuPlan, label: &str, now: Option<&Mig>) -> Option<Stri
     }
     let Some(mig) = now else { return Some("the GPU has no MIG any more".to_owned()) };
     if plan.mig_mode() == Some(false) {
-        return (mig.enabled || mig.pending).then(|| "MIG mode is on".to_owned());
+        return (mig.enabled || mig.pending_mode()).then(|| "MIG mode is on".to_owned());
     }
     if !mig.enabled {
         return Some("MIG mode is off".to_owned());
+    }
+    // Any instances are as desired: leases create and destroy them.
+    if plan.layout == [DYNAMIC] {
+        return None;
     }
     let layout = match Layout::parse_list(&plan.layout) {
         Ok(layout) => layout,
@@ -136,7 +144,7 @@ pub fn same_layout(one: Option<&Mig>, other: Option<&Mig>) -> bool {
     match (one, other) {
         (None, None) => true,
         (Some(one), Some(other)) => {
-            (one.enabled, one.pending) == (other.enabled, other.pending)
+            (one.enabled, one.pending_mode()) == (other.enabled, other.pending_mode())
                 && shape(&one.instances) == shape(&other.instances)
         }
         (None, Some(_)) | (Some(_), None) => false,

@@ -1,32 +1,32 @@
-//! The life of one MPS control daemon, as a machine without hands: what happened goes in, what is to be
-//! done comes out. Who does it, a systemd unit or a child of ours, makes no difference here.
+//! Supervisor of one MPS control daemon, as a pure state machine: events in, effects out. The caller executes
+//! the effects, through a systemd unit or a child process.
 //!
 //! ```text
-//!   found alive when the agent starts ──► Found ── asked, and wanted ─► Ready │ not wanted ─► Draining
+//!   found running at start ──► Found ── probed, and desired ─► Ready │ not desired ─► Draining
 //!
-//!              wanted              it answers, and has our settings
+//!              desired             it answers, with the desired settings
 //!  Stopped ────────────► Starting ─────────────────────────────────► Ready ◄──────────┐ answers again
 //!     ▲                   ▲  │ ended, or no answer in time            │ silent twice   │
 //!     │                   │  │                                       ├──────────────► Hung
 //!     │        pause over │  ▼                                       │ server fault   │
-//!     │ gone            BackingOff ◄── ended ── Ready, Hung, Fault    ├──────────────► Fault
-//!     │                      │ ▲ something of the one before is there: looked again, no failure
-//!     │                      │ too often in a while
+//!     │ ended           BackingOff ◄── ended ── Ready, Hung, Fault    ├──────────────► Fault
+//!     │                      │ ▲ leftovers of the previous daemon run: retried, not a failure
+//!     │                      │ too many failures
 //!     │                      ▼
-//!     │                   GivenUp ── started by hand ──► Starting
+//!     │                   GivenUp ── start requested ──► Starting
 //!     │
-//!  Stopping ◄── no client left, or in time no more ── Draining ◄── not wanted any more (Ready, Hung, Fault)
-//!     │                                                  └─ wanted again ─► Ready, or Hung when it is silent
-//!     └─────── restart: wanted again as soon as it is gone ──► Starting
+//!  Stopping ◄── no clients left, or deadline ── Draining ◄── no longer desired (Ready, Hung, Fault)
+//!     │                                            └─ desired again ─► Ready, or Hung if it is silent
+//!     └─────── restart: desired again as soon as it has ended ──► Starting
 //! ```
 //!
-//! A daemon that is merely not wanted any more waits for its clients for ever; only who asks for its end
-//! sets them a time. Fail closed: somebody is admitted in `Ready` alone, and in `Found` whoever was before. A
-//! hung daemon that has clients is left alone unless the policy says otherwise: they compute on, and a restart
-//! would end them. So is one whose server met a fault: it recovers when the clients concerned have ended; and
-//! one whose only ear somebody else has: an administrator at a prompt is no reason to kill it. One that the
-//! agent finds alive when it starts is adopted with its pid, and never started beside. Nothing is done about it
-//! before it was said whether it is wanted.
+//! When a rule no longer wants a daemon, the daemon drains: clients may run as long as they like. Only an
+//! explicit request sets a deadline. Admission is open only in `Ready`; in `Found`, users admitted before the
+//! restart keep their access. A hung daemon with clients is left running unless the policy says otherwise: the
+//! clients still compute, and a restart would end them. So is a daemon whose server met a fault, which recovers
+//! when the affected clients have ended; and a daemon whose control connection another process holds, such as
+//! an administrator's front-end. A daemon that is found running at start is adopted with its pid; no second one
+//! is started. No action follows until the caller reports whether it is desired.
 
 mod words;
 
@@ -34,48 +34,48 @@ use std::{collections::VecDeque, time::Duration};
 
 pub use self::words::{Effect, Event, Instant, Policy, State};
 
-/// One daemon's machine.
+/// The state machine of one daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Supervisor {
     policy: Policy,
     state: State,
-    /// `None` before anybody said so.
+    /// `None` until the caller reports it.
     wanted: Option<bool>,
-    /// Unknown of one that was found, or does not answer, and of which the driver does not tell either.
+    /// `None` if unknown: the daemon was found or does not answer, and the driver does not list clients either.
     clients: Option<usize>,
-    /// When it failed, within the time that counts.
+    /// Times of the failures that still count.
     failed: VecDeque<Instant>,
 }
 
-/// Unanswered questions in a row that make a daemon hung: one may be an administrator at a prompt.
+/// Probes in a row without an answer that make a daemon hung. One alone may come from an open front-end.
 const SILENCES: u32 = 2;
 
 impl Supervisor {
-    /// Of a daemon of which nothing is known yet.
+    /// Creates the machine for a daemon about which nothing is known.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         Self { policy, state: State::Stopped, wanted: None, clients: Some(0), failed: VecDeque::new() }
     }
 
-    /// Where it is.
+    /// Returns its state.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// Whether somebody may be let in.
+    /// Returns whether users may be granted access.
     #[must_use]
     pub fn admits(&self) -> bool {
         matches!(self.state, State::Ready { .. }) && self.wanted()
     }
 
-    /// Whether one that was found may go on letting in whom it let in: nothing speaks against it yet.
+    /// Returns whether users of a found daemon keep their access for now.
     #[must_use]
     pub fn may_go_on(&self) -> bool {
         matches!(self.state, State::Found { .. } | State::Ready { .. }) && self.wanted != Some(false)
     }
 
-    /// When [`Event::Tick`] is due next, if time matters.
+    /// Returns when [`Event::Tick`] is due, if a timer runs.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         match self.state {
@@ -93,7 +93,7 @@ impl Supervisor {
         }
     }
 
-    /// Its pid, while it is known to be there.
+    /// Returns its pid while it is running.
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         match self.state {
@@ -110,42 +110,42 @@ impl Supervisor {
         }
     }
 
-    /// Whether it is wanted.
+    /// Returns whether it is desired.
     #[must_use]
     pub fn wanted(&self) -> bool {
         self.wanted == Some(true)
     }
 
-    /// Whether somebody said that it is, or is not.
+    /// Returns whether the caller has reported if it is desired.
     #[must_use]
     pub fn is_told(&self) -> bool {
         self.wanted.is_some()
     }
 
-    /// How many clients it has, as far as that is known.
+    /// Returns its number of clients, if known.
     #[must_use]
     pub fn clients(&self) -> Option<usize> {
         self.clients
     }
 
-    /// Whether it is known to have no client.
+    /// Returns whether it is known to have no clients.
     fn is_idle(&self) -> bool {
         self.clients == Some(0)
     }
 
-    /// Failures that count.
+    /// Returns the number of failures that count.
     #[must_use]
     pub fn failures(&self) -> usize {
         self.failed.len()
     }
 
-    /// Another policy, from now on.
+    /// Sets another policy.
     pub fn set_policy(&mut self, policy: Policy) {
         self.policy = policy;
     }
 
-    /// Takes in what happened; what is to be done, in order. Whether anybody is let in is [`Self::admits`]
-    /// from then on.
+    /// Processes an event and returns the effects in order. From then on [`Self::admits`] tells whether access
+    /// may be granted.
     pub fn step(&mut self, event: &Event, now: Instant) -> Vec<Effect> {
         match event {
             Event::Wanted(wanted) => {
@@ -188,7 +188,7 @@ impl Supervisor {
             }
             Event::Found { pid } => {
                 match self.state {
-                    // Whether it serves is for its answer to say, and whether it is wanted for somebody else.
+                    // A probe will show whether it serves, and the caller whether it is desired.
                     State::Stopped | State::BackingOff { .. } | State::GivenUp => {
                         (self.state, self.clients) = (State::Found { pid: *pid }, None);
                     }
@@ -265,7 +265,7 @@ impl Supervisor {
         }
     }
 
-    /// Goes on towards what is wanted.
+    /// Moves towards the desired state.
     fn pursue(&mut self, now: Instant) -> Vec<Effect> {
         let Some(wanted) = self.wanted else { return Vec::new() };
         match (wanted, &self.state) {
@@ -283,7 +283,7 @@ impl Supervisor {
                 self.state = State::Draining { pid: *pid, until: None, served };
                 Vec::new()
             }
-            // Wanted again before it was stopped: it never left.
+            // Desired again before it was stopped: it has served all the time.
             (true, State::Draining { pid, served: true, .. }) => {
                 self.state = State::Ready { pid: *pid, silences: 0 };
                 Vec::new()
@@ -303,7 +303,7 @@ impl Supervisor {
                 | State::GivenUp
                 | State::Stopping { .. },
             )
-            // One that was found is asked for its clients before anything is done about it.
+            // A found daemon is probed for clients before any action.
             | (false, State::Stopped | State::Found { .. } | State::Draining { .. } | State::Stopping { .. }) => {
                 Vec::new()
             }
@@ -352,7 +352,8 @@ impl Supervisor {
         }
     }
 
-    /// Whoever has its ear keeps its clients waiting too, so nobody is let in; but it is well.
+    /// The process that holds the control connection also blocks clients, so admission is closed; but the
+    /// daemon works.
     fn busy(&mut self) -> Vec<Effect> {
         match self.state {
             State::Ready { pid, silences } if silences + 1 < SILENCES => {
@@ -371,7 +372,7 @@ impl Supervisor {
         Vec::new()
     }
 
-    /// A hung daemon is killed when it is wanted and nobody loses by it, or the policy says so.
+    /// Kills a hung daemon if it is desired and has no clients, or if the policy says so.
     fn hung(&mut self, now: Instant) -> Vec<Effect> {
         let is_silent = matches!(self.state, State::Hung { silences, .. } if silences >= SILENCES);
         let is_spared = !self.is_idle() && !self.policy.restart_hung_with_clients;
@@ -428,7 +429,7 @@ impl Supervisor {
 
     fn tick(&mut self, now: Instant) -> Vec<Effect> {
         match self.state {
-            // Late. It is started again only once it is seen gone.
+            // Late. The next start follows only after its process has ended.
             State::Starting { until } if until <= now => self.kill_failed(now),
             State::BackingOff { until } if until <= now => self.start(now),
             State::Draining { until: Some(until), .. } if until <= now => self.stop(now),

@@ -16,7 +16,7 @@ fn ready() -> Supervisor {
 }
 
 #[test]
-fn one_that_ends_is_started_again_after_longer_and_longer_pauses_and_then_given_up() {
+fn ended_daemon_restarts_with_backoff_then_is_given_up() {
     let mut one = ready();
     let mut now = at(100);
     let mut pauses = Vec::new();
@@ -37,7 +37,7 @@ fn one_that_ends_is_started_again_after_longer_and_longer_pauses_and_then_given_
 }
 
 #[test]
-fn failures_of_long_ago_do_not_count() {
+fn old_failures_do_not_count() {
     let mut one = ready();
     for failure in 1..50 {
         one.step(&Event::Ended, at(failure * 200));
@@ -48,10 +48,10 @@ fn failures_of_long_ago_do_not_count() {
 }
 
 #[test]
-fn a_hung_one_with_clients_is_left_alone_and_restarted_when_they_have_gone() {
+fn hung_daemon_restarts_only_after_its_clients_end() {
     let mut one = ready();
     assert_eq!(one.step(&Event::Clients(Some(2)), at(1)), []);
-    assert_eq!(one.step(&Event::Silent, at(2)), [], "one silence may be somebody at a prompt");
+    assert_eq!(one.step(&Event::Silent, at(2)), [], "one silence may come from an open front-end");
     assert_eq!(one.step(&Event::Silent, at(3)), [Effect::TellHung]);
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(4)), [], "it was only slow");
     one.step(&Event::Silent, at(5));
@@ -66,7 +66,7 @@ fn a_hung_one_with_clients_is_left_alone_and_restarted_when_they_have_gone() {
 }
 
 #[test]
-fn one_that_is_late_is_killed_and_seen_gone_before_another_is_started() {
+fn late_daemon_is_gone_before_the_next_start() {
     let mut one = Supervisor::new(Policy::default());
     one.step(&Event::Wanted(true), at(0));
     assert_eq!(one.due(), Some(at(10)));
@@ -77,13 +77,13 @@ fn one_that_is_late_is_killed_and_seen_gone_before_another_is_started() {
 }
 
 #[test]
-fn one_that_is_not_wanted_any_more_is_drained_told_to_end_and_killed_last() {
+fn undesired_daemon_is_drained_then_quit_then_killed() {
     let mut one = ready();
     one.step(&Event::Clients(Some(1)), at(1));
     assert_eq!(one.step(&Event::Wanted(false), at(2)), []);
     assert_eq!(one.step(&Event::Wanted(true), at(3)), [], "wanted again before it left");
     one.step(&Event::Wanted(false), at(4));
-    assert_eq!((one.step(&Event::Tick, at(99_999)), one.due()), (vec![], None), "nobody set its clients a time");
+    assert_eq!((one.step(&Event::Tick, at(99_999)), one.due()), (vec![], None), "its clients have no deadline");
     assert_eq!(one.step(&Event::Leave(Some(at(300))), at(4)), []);
     assert_eq!(one.step(&Event::Tick, at(303)), []);
     assert_eq!(one.step(&Event::Tick, at(304)), [Effect::Quit]);
@@ -92,14 +92,14 @@ fn one_that_is_not_wanted_any_more_is_drained_told_to_end_and_killed_last() {
 }
 
 #[test]
-fn how_long_its_clients_may_take_is_what_was_said_last() {
+fn last_drain_deadline_counts() {
     let mut one = ready();
     one.step(&Event::Clients(Some(1)), at(1));
     for (within, due) in
         [(Some(at(8)), Some(at(10))), (Some(at(2)), Some(at(4))), (None, None), (Some(at(9)), Some(at(11)))]
     {
         assert_eq!((one.step(&Event::Leave(within), at(2)), one.due()), (vec![], due), "{within:?}");
-        assert_eq!((one.step(&Event::Wanted(false), at(3)), one.due()), (vec![], due), "nobody said another time");
+        assert_eq!((one.step(&Event::Wanted(false), at(3)), one.due()), (vec![], due), "the deadline is unchanged");
     }
     one.step(&Event::Leave(None), at(4));
     assert_eq!(one.step(&Event::Tick, at(99_999)), []);
@@ -107,14 +107,14 @@ fn how_long_its_clients_may_take_is_what_was_said_last() {
 }
 
 #[test]
-fn one_that_is_found_alive_is_adopted_with_its_pid_and_none_is_started_beside() {
+fn found_daemon_is_adopted_and_no_other_started() {
     let mut one = Supervisor::new(Policy::default());
     one.step(&Event::Clients(Some(3)), at(0));
     assert_eq!(one.step(&Event::Found { pid: PID }, at(0)), []);
     assert_eq!(one.step(&Event::Wanted(true), at(0)), []);
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), []);
     assert_eq!(one.state(), &State::Ready { pid: PID, silences: 0 });
-    // One without clients as well, and one that nobody wants is not killed for being found.
+    // The same holds without clients; and a daemon that is not wanted is not killed for being found.
     let mut other = Supervisor::new(Policy::default());
     assert_eq!((other.step(&Event::Found { pid: PID }, at(0)), other.pid()), (vec![], Some(PID)));
     let mut silent = other.clone();
@@ -122,12 +122,16 @@ fn one_that_is_found_alive_is_adopted_with_its_pid_and_none_is_started_beside() 
     assert_eq!(silent.step(&Event::Wanted(false), at(0)), []);
     assert_eq!(silent.step(&Event::Clients(Some(0)), at(0)), [Effect::Quit]);
     assert_eq!(other.step(&Event::Clients(Some(0)), at(0)), []);
-    assert_eq!((other.step(&Event::Answers { pid: PID }, at(0)), other.admits()), (vec![], false), "nobody has said");
+    assert_eq!(
+        (other.step(&Event::Answers { pid: PID }, at(0)), other.admits()),
+        (vec![], false),
+        "its desired state is unknown"
+    );
     assert_eq!(other.step(&Event::Wanted(false), at(0)), [Effect::Quit]);
 }
 
 #[test]
-fn what_is_left_of_the_one_before_is_waited_for_and_is_no_failure() {
+fn leftovers_delay_the_start_without_a_failure_count() {
     let mut one = Supervisor::new(Policy::default());
     one.step(&Event::Wanted(true), at(0));
     for second in 0..100 {
@@ -138,7 +142,7 @@ fn what_is_left_of_the_one_before_is_waited_for_and_is_no_failure() {
 }
 
 #[test]
-fn a_fault_lets_nobody_in_until_it_is_over_and_costs_no_client() {
+fn fault_closes_admission_and_ends_no_client() {
     let mut one = ready();
     one.step(&Event::Clients(Some(2)), at(1));
     assert_eq!(one.step(&Event::Fault, at(2)), []);
@@ -151,7 +155,7 @@ fn a_fault_lets_nobody_in_until_it_is_over_and_costs_no_client() {
 }
 
 #[test]
-fn one_that_shall_be_another_is_ended_and_started_at_once_and_that_is_no_failure() {
+fn replaced_daemon_restarts_at_once_without_a_failure() {
     let mut one = ready();
     one.step(&Event::Clients(Some(2)), at(1));
     assert_eq!(one.step(&Event::Restart, at(2)), [Effect::Quit]);
@@ -165,7 +169,7 @@ fn one_that_shall_be_another_is_ended_and_started_at_once_and_that_is_no_failure
 }
 
 #[test]
-fn one_that_is_found_is_left_as_it_is_until_it_is_said_whether_it_is_wanted() {
+fn found_daemon_is_unchanged_until_desire_is_known() {
     for look in [Event::Answers { pid: PID }, Event::Silent, Event::Fault] {
         let mut one = Supervisor::new(Policy::default());
         one.step(&Event::Found { pid: PID }, at(0));
@@ -181,7 +185,7 @@ fn one_that_is_found_is_left_as_it_is_until_it_is_said_whether_it_is_wanted() {
         assert!(matches!(one.step(&Event::Wanted(false), at(2))[..], [Effect::Quit]));
         assert!(!one.may_go_on());
     }
-    // A daemon that never answered is killed once it is wanted, and known to have no client.
+    // A daemon that never answered is killed once it is desired and known to have no clients.
     let mut one = Supervisor::new(Policy::default());
     one.step(&Event::Found { pid: PID }, at(0));
     assert_eq!(one.step(&Event::Wanted(true), at(1)), []);
@@ -190,7 +194,7 @@ fn one_that_is_found_is_left_as_it_is_until_it_is_said_whether_it_is_wanted() {
 }
 
 #[test]
-fn one_whose_ear_somebody_else_has_lets_nobody_in_and_is_not_killed() {
+fn busy_control_connection_closes_admission_without_a_kill() {
     let mut one = ready();
     assert_eq!(one.step(&Event::Busy, at(1)), [], "for a moment");
     assert_eq!(one.step(&Event::Busy, at(2)), []);
@@ -203,7 +207,7 @@ fn one_whose_ear_somebody_else_has_lets_nobody_in_and_is_not_killed() {
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(100)), []);
 }
 
-/// A daemon as the world has it.
+/// The real daemon.
 #[derive(Debug, Default)]
 struct World {
     alive: bool,
@@ -211,10 +215,10 @@ struct World {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: never two daemons, nobody admitted to one that does not serve,
-    /// none killed under its clients unasked, and what is wanted is never forgotten.
+    /// In any order of events: there are never two daemons, users are admitted only to a daemon that serves, a
+    /// daemon is never killed unasked while it has clients, and the desired state is always pursued.
     #[test]
-    fn never_two_never_killed_under_clients(
+    fn daemon_is_never_doubled_nor_killed_with_clients(
         happens in proptest::collection::vec((0_u8..13, 0_u64..40), 1..300),
         patient in any::<bool>(),
     ) {
@@ -232,7 +236,7 @@ proptest! {
                     (world.alive, world.clients) = (false, 0);
                     Event::Ended
                 }
-                // Clients come only while they are admitted, and go when they like.
+                // Clients connect only while they are admitted, and disconnect at any time.
                 5 if admitted => {
                     world.clients += 1;
                     Event::Clients(Some(world.clients))
@@ -266,7 +270,7 @@ proptest! {
             admitted = one.admits();
             let serves = matches!(one.state(), State::Ready { .. });
             prop_assert!(!admitted || serves, "{:?}", one.state());
-            // A daemon that is wanted and not there has a next step, or was given up.
+            // A daemon that is desired but absent has a next step, or was given up.
             if one.wanted() && !world.alive {
                 prop_assert!(one.due().is_some() || *one.state() == State::GivenUp, "{:?}", one.state());
             }

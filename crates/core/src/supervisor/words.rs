@@ -1,28 +1,27 @@
-//! What the machine is told, where it is, what it wants done, and what an administrator may set of it. No
-//! rule is here.
+//! Types of the supervisor: its events, states, effects and policy. It contains no rules.
 
 use std::time::Duration;
 
-/// Time since some fixed moment. The machine never looks at a clock.
+/// Time since a fixed moment. The machine never reads a clock.
 pub type Instant = Duration;
 
-/// What an administrator may set.
+/// Settings for administrators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// How long a daemon may take until it answers.
+    /// Time limit for a new daemon's first answer.
     pub start: Duration,
-    /// Pause after the second failure; each further one doubles it. After the first there is none: one that
-    /// served and ended is most likely to serve again.
+    /// Pause after the second failure; each further failure doubles it. After the first one there is no pause:
+    /// a daemon that served and then ended will most likely serve again.
     pub pause: Duration,
     /// Longest pause.
     pub longest_pause: Duration,
-    /// So many failures …
+    /// Number of failures …
     pub failures: usize,
-    /// … within this time are too many.
+    /// … within this time that makes the supervisor give up.
     pub within: Duration,
-    /// How long a daemon may take to end before it is killed.
+    /// Time limit for an end on request; then it is killed.
     pub stop: Duration,
-    /// Whether a hung daemon is restarted although it has clients, who die of it.
+    /// Whether to restart a hung daemon that has clients, which ends them.
     pub restart_hung_with_clients: bool,
 }
 
@@ -41,17 +40,17 @@ impl Default for Policy {
     }
 }
 
-/// Where a daemon is in its life.
+/// The state of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// There is none, and none is wanted.
+    /// There is none, and none is desired.
     Stopped,
-    /// It was started and has not answered.
+    /// Started, without an answer so far.
     Starting {
-        /// When it is late.
+        /// Deadline of the first answer.
         until: Instant,
     },
-    /// It was found running, and has not been asked yet.
+    /// Found running, not probed yet.
     Found {
         /// Its pid.
         pid: i32,
@@ -60,50 +59,50 @@ pub enum State {
     Ready {
         /// Its pid.
         pid: i32,
-        /// Questions in a row that it left unanswered.
+        /// Probes in a row without an answer.
         silences: u32,
     },
-    /// It runs, and does not answer.
+    /// It runs but does not answer.
     Hung {
         /// Its pid.
         pid: i32,
-        /// Questions in a row that it left unanswered; none while somebody else has its ear.
+        /// Probes in a row without an answer; 0 while another process holds the control connection.
         silences: u32,
     },
-    /// It answers, and its server takes nobody.
+    /// It answers, but its server accepts no clients.
     Fault {
         /// Its pid.
         pid: i32,
     },
-    /// It ended; the next start is due.
+    /// It ended; the next start is scheduled.
     BackingOff {
-        /// When.
+        /// Time of the next start.
         until: Instant,
     },
     /// It ended too often.
     GivenUp,
-    /// It is not wanted any more, and has clients.
+    /// No longer desired, but it has clients.
     Draining {
         /// Its pid.
         pid: i32,
-        /// When it is stopped under them; never, unless somebody said so.
+        /// Deadline for its clients; `None` without one.
         until: Option<Instant>,
-        /// Whether it served until then.
+        /// Whether it served before.
         served: bool,
     },
-    /// It was told to end.
+    /// Asked to end.
     Stopping {
-        /// When it is killed.
+        /// Deadline, when it is killed.
         until: Instant,
-        /// Whether it has been.
+        /// Whether it has been killed.
         killed: bool,
-        /// Whether it is ended because it failed, and so is to be started again after a pause.
+        /// Whether it failed, so that it is started again after a pause.
         failed: bool,
     },
 }
 
 impl State {
-    /// Whether there is no daemon, and none is on its way or on its way out.
+    /// Returns whether no daemon runs, starts or ends.
     #[must_use]
     pub fn is_down(&self) -> bool {
         match self {
@@ -119,56 +118,56 @@ impl State {
     }
 }
 
-/// What happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// It shall run, or shall not.
+    /// Whether the daemon is desired.
     Wanted(bool),
-    /// Somebody wants it started though it was given up, or backs off.
+    /// Start it although it was given up or its start is scheduled later.
     StartAnyway,
-    /// It shall not run any more, and its clients may take so long to go, or however long they like: what was
-    /// said last holds. No time at all, and they are ended.
+    /// It is no longer desired. Its clients have this time, or no limit; the last call counts. A limit of zero
+    /// ends them at once.
     Leave(Option<Duration>),
-    /// It shall be another, whatever clients it has.
+    /// Replace it by a new daemon, whatever clients it has.
     Restart,
-    /// One was found alive in its directory. Nothing is done about it before it is said whether it is
-    /// wanted.
+    /// A running daemon was found in its directory. No action follows until the caller tells whether it is
+    /// desired.
     Found {
         /// Its pid.
         pid: i32,
     },
-    /// It answers, who it is was verified, and its settings are ours.
+    /// It answers, its identity is verified, and it has the desired settings.
     Answers {
         /// Its pid.
         pid: i32,
     },
-    /// It answers, and its server met a client's fatal fault, or ends whenever it is started.
+    /// It answers, but its server met a client's fatal fault, or ends whenever it is started.
     Fault,
-    /// It left a question unanswered in time.
+    /// A probe got no answer in time.
     Silent,
-    /// It greets, and somebody else has its ear.
+    /// It greets, but another process holds the control connection.
     Busy,
-    /// It can't be started yet: something of the one before is still there. That is no failure.
+    /// It cannot be started yet because leftovers of the previous daemon run. This is not a failure.
     Occupied,
     /// It ended.
     Ended,
-    /// So many clients it has; nobody can tell.
+    /// Its number of clients; `None` if unknown.
     Clients(Option<usize>),
-    /// Time went by.
+    /// A timer fired.
     Tick,
 }
 
-/// What is to be done.
+/// An action for the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// Start one.
+    /// Start a daemon.
     Start,
-    /// Tell it to end.
+    /// Ask it to end.
     Quit,
-    /// Kill it with all that it started.
+    /// Kill it and all processes that it started.
     Kill,
-    /// Say that it was given up.
+    /// Report that it was given up.
     TellGivenUp,
-    /// Say that it hangs, and that nothing is done about it for its clients' sake.
+    /// Report that it hangs, and that it is left running because of its clients.
     TellHung,
 }

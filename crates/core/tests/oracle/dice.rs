@@ -1,4 +1,4 @@
-//! Chance that is the same in every run (splitmix64).
+//! Random numbers that are the same in every run (splitmix64).
 
 pub(crate) struct Dice(u64);
 
@@ -15,12 +15,12 @@ impl Dice {
         z ^ z >> 31
     }
 
-    /// 0 up to `n`, without it.
+    /// Returns a number from 0 to `n`, exclusive.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    /// True once in `n` times.
+    /// Returns true once in `n` times.
     pub(crate) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }

@@ -1,7 +1,8 @@
-//! The planner's proof: a brute-force oracle tries everything, and the planner must find the same.
+//! Proof of the planner: a brute-force oracle searches exhaustively, and the planner must find the same
+//! optimum.
 //!
-//! The oracle shares nothing with the planner but the figures of the geometry file. Every test
-//! prints how many cases it compared.
+//! The oracle shares only the figures of the geometry file with the planner. Every test prints the number of
+//! compared cases.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -22,7 +23,7 @@ use gpush_core::plan::Target;
 use part::{Part, some_of, subsets};
 use whole::{Case, Tally, compare};
 
-/// Every state × every subset of it in use × every feasible target of a part.
+/// Tests every state × every subset of it in use × every feasible target of a part.
 fn exhaust(key: &str, matchings: bool) -> Tally {
     let part = Part::of(key);
     let geometry = Geometry::of_model(&part.model);

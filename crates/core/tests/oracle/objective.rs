@@ -1,8 +1,8 @@
-//! What makes one plan better than another, as data: so that the tests can show what they would notice.
+//! The objective as data, so that tests can show which mistakes they would detect.
 //!
-//! A mutant is the planner's objective with one rule flipped, dropped or swapped with the next one. For generated cases
-//! the planner's plan is compared with the oracle's, which tries everything; and for each mutant the test counts the
-//! cases whose best plan is another one. A planner with that mistake would fail on each of them.
+//! A mutant is the planner's objective with one rule inverted, dropped or swapped with the next. For generated
+//! cases, the planner's plan is compared with the oracle's exhaustive search. For each mutant, the test counts
+//! the cases with another best plan: a planner with that mistake would fail on each of them.
 
 use std::cmp::{Ordering, Reverse};
 use std::fmt;
@@ -17,11 +17,11 @@ use crate::splits::Sample;
 /// Destroyed: in use, held, GPU instances, compute instances in those that stay, memory slices.
 pub(crate) type Toll = [u32; 5];
 
-/// What plans are compared by: what they destroy, the placements still possible, and start and profile id of each
-/// GPU instance.
+/// The values by which plans are compared: destroyed objects, remaining placements, and start and profile id of
+/// each GPU instance.
 pub(crate) type Worth = (Toll, Reverse<u32>, Vec<(u8, u32)>);
 
-/// A property of plans; the less the better, and the more the better for `Room`.
+/// A property of plans; less is better, except for `Room`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Criterion {
     /// Destroyed instances in use: a hard constraint, first in every objective.
@@ -50,18 +50,18 @@ const RULES: [Criterion; 6] = [
     Criterion::Rank,
 ];
 
-/// Criteria in order, each with whether it is flipped.
+/// Criteria in order, each with whether it is inverted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Objective(Vec<(Criterion, bool)>);
 
 impl Objective {
-    /// The planner's own.
+    /// Returns the planner's own objective.
     pub(crate) fn planners() -> Self {
         let rules = RULES.iter().map(|rule| (*rule, false));
         Self([(Criterion::InUse, false)].into_iter().chain(rules).collect())
     }
 
-    /// Which of two plans is better: `Less` for the first.
+    /// Compares two plans: `Less` means that the first is better.
     pub(crate) fn compare(&self, a: &Worth, b: &Worth) -> Ordering {
         let by = |criterion| match criterion {
             Criterion::Room => a.1.cmp(&b.1),
@@ -71,7 +71,7 @@ impl Objective {
         self.first_difference(by)
     }
 
-    /// The same for what they destroy alone.
+    /// Compares only the destroyed objects.
     pub(crate) fn compare_tolls(&self, a: &Toll, b: &Toll) -> Ordering {
         self.first_difference(|criterion| compare_toll(criterion, a, b))
     }
@@ -135,9 +135,9 @@ impl Mutation {
     }
 }
 
-/// Whether a planner with the mutant's objective could return another plan than the right one.
+/// Returns whether a planner with the mutant's objective could return another plan than the right one.
 fn notices(mutant: &Objective, right: &Worth, finals: &[Worth]) -> bool {
-    // Better by the mutant; or as good by it, so that nothing says which one it returns.
+    // Better for the mutant; or equally good, so that it may return either.
     finals.iter().any(|other| match mutant.compare(other, right) {
         Ordering::Less => true,
         Ordering::Equal => other != right,
@@ -145,7 +145,7 @@ fn notices(mutant: &Objective, right: &Worth, finals: &[Worth]) -> bool {
     })
 }
 
-/// Plans so many samples of one part, and counts for each mutation the samples that notice it.
+/// Plans samples of one part, and counts for each mutation the samples that detect it.
 fn noticed(key: &str, samples: usize, seed: u64) -> Vec<(Mutation, usize)> {
     let part = Part::of(key);
     let geometry = Geometry::of_model(&part.model);
@@ -177,7 +177,7 @@ fn noticed(key: &str, samples: usize, seed: u64) -> Vec<(Mutation, usize)> {
     counts
 }
 
-/// Cases that must notice each mutation, of all parts together.
+/// Minimum number of cases that must detect each mutation, over all parts.
 const FEWEST: usize = 10;
 
 #[test]

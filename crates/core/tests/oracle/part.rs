@@ -1,8 +1,8 @@
-//! A part, counted out by hand: every state that its GPU instances can be in.
+//! All states of a part's GPU instances, by enumeration.
 //!
-//! Written against the raw figures only (`gpush_geometry::Model`). It shares no rule with the
-//! planner: overlap is asked slice by slice, capacity is summed anew for every state, and states
-//! are found by adding one instance after another to the empty GPU.
+//! It uses only the raw figures (`gpush_geometry::Model`) and shares no rule with the planner: overlap is
+//! checked slice by slice, capacity is summed for every state, and states are found by adding one instance
+//! after another to the empty GPU.
 
 use std::collections::HashMap;
 
@@ -24,12 +24,12 @@ pub(crate) type State = u64;
 /// Number of each profile, four bits each.
 pub(crate) type Multiset = u64;
 
-/// What is worth knowing of a state, worked out once.
+/// Properties of a state, computed once.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub(crate) state: State,
     pub(crate) multiset: Multiset,
-    /// Pairs that could still be added.
+    /// Pairs that can still be added.
     pub(crate) room: u32,
     /// (start, profile id) of each instance, sorted.
     pub(crate) ranks: Vec<(u8, u32)>,
@@ -72,7 +72,7 @@ impl Part {
         part
     }
 
-    /// Adds pairs from `from` on to a possible state, every way there is.
+    /// Adds pairs from `from` on to a possible state, in every way.
     fn walk(&self, state: State, from: usize, found: &mut Vec<State>) {
         found.push(state);
         for n in from..self.pairs.len() {
@@ -86,7 +86,7 @@ impl Part {
         members(state).map(|n| (self.pairs[n], &self.model.gi_profiles[self.pairs[n].profile]))
     }
 
-    /// Whether the part can be in that state.
+    /// Returns whether the part can be in that state.
     fn is_possible(&self, state: State) -> bool {
         let mut users_of_slice = [0; 16];
         let mut numbers = [0; 16];
@@ -110,12 +110,12 @@ impl Part {
             && state.count_ones() <= 8
     }
 
-    /// Memory slices of a set of pairs.
+    /// Returns the memory slices of a set of pairs.
     pub(crate) fn slices(&self, state: State) -> u32 {
         members(state).map(|n| u32::from(self.pairs[n].size)).sum()
     }
 
-    /// Position of a pair.
+    /// Returns the position of a pair.
     pub(crate) fn pair(&self, profile_id: u32, start: u8, size: u8) -> usize {
         self.pairs
             .iter()
@@ -123,7 +123,7 @@ impl Part {
             .unwrap()
     }
 
-    /// Every feasible multiset, in a fixed order.
+    /// Returns every feasible multiset, in a fixed order.
     pub(crate) fn multisets(&self) -> Vec<Multiset> {
         let mut all: Vec<Multiset> = self.by_multiset.keys().copied().collect();
         all.sort_unstable();
@@ -136,7 +136,7 @@ fn row(profile: &GpuProfile) -> [u32; 5] {
     [e.copy, e.decoder, e.encoder, e.jpeg, e.ofa].map(u32::from)
 }
 
-/// Positions in a set.
+/// Returns the positions in a set.
 pub(crate) fn members(mut set: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let next = (set != 0).then(|| set.trailing_zeros() as usize)?;
@@ -145,12 +145,12 @@ pub(crate) fn members(mut set: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Profiles of a multiset, one by one.
+/// Returns the profiles of a multiset one by one.
 pub(crate) fn profiles(multiset: Multiset) -> impl Iterator<Item = usize> {
     (0..16).flat_map(move |p| std::iter::repeat_n(p, (multiset >> (4 * p) & 15) as usize))
 }
 
-/// Every subset of a set, the empty one and itself included.
+/// Returns every subset of a set, including the empty one and the set itself.
 pub(crate) fn subsets(set: u64) -> impl Iterator<Item = u64> {
     let mut next = Some(0_u64);
     std::iter::from_fn(move || {
@@ -161,7 +161,7 @@ pub(crate) fn subsets(set: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// A subset of a set by chance, each member in once in `n` times.
+/// Returns a random subset, with each member once in `n` times.
 pub(crate) fn some_of(set: u64, n: usize, dice: &mut Dice) -> u64 {
     members(set).filter(|_| dice.one_in(n)).map(|bit| 1 << bit).sum()
 }
@@ -169,7 +169,7 @@ pub(crate) fn some_of(set: u64, n: usize, dice: &mut Dice) -> u64 {
 /// A compute instance in its GPU instance: position of its profile, start, size.
 pub(crate) type Slot = (usize, u8, u8);
 
-/// Every way in which compute instances can stand in a GPU instance of a profile.
+/// Returns every combination of compute instances in a GPU instance of a profile.
 pub(crate) fn compute_states(profile: &GpuProfile) -> Vec<Vec<Slot>> {
     let slots: Vec<Slot> = profile
         .compute

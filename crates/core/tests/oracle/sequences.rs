@@ -1,4 +1,4 @@
-//! Random sequences on every family: plan, carry out, plan on from there, as hosts live.
+//! Random sequences on every family: plan, apply, plan from there, as on real hosts.
 
 use gpush_core::geometry::Geometry;
 
@@ -7,19 +7,19 @@ use crate::part::{Multiset, Part, State, members, some_of};
 use crate::whole::{Case, Tally, compare};
 use crate::wire;
 
-/// A target that may or may not be possible, from the state of a GPU that it could be wanted on.
+/// Returns a random target, possible or not, that relates to the state of a GPU.
 fn any_target(part: &Part, dice: &mut Dice, possible: &[Multiset]) -> (Multiset, State) {
     let mut multiset = *dice.pick(possible);
     let mut fixed = 0;
     match dice.below(4) {
-        // Anywhere.
+        // Any placement.
         0 => {}
-        // Some places fixed as they are in one arrangement of it.
+        // Some placements fixed as in one arrangement of it.
         1 | 2 => {
             let arrangement = *dice.pick(&part.by_multiset[&multiset]);
             fixed = some_of(part.states[arrangement].state, 2, dice);
         }
-        // Anything, with any places fixed.
+        // Any instances, with any placements fixed.
         _ => {
             for _ in 0..dice.below(3) {
                 let pair = dice.below(part.pairs.len());
@@ -33,7 +33,7 @@ fn any_target(part: &Part, dice: &mut Dice, possible: &[Multiset]) -> (Multiset,
     (multiset, fixed)
 }
 
-/// Walks one part for so many steps.
+/// Walks a number of steps on one part.
 pub(crate) fn walk(key: &str, steps: usize, seed: u64) -> Tally {
     let part = Part::of(key);
     let geometry = Geometry::of_model(&part.model);

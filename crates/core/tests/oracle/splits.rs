@@ -1,8 +1,8 @@
-//! Compute instances within GPU instances, and leases on them: sampled, each sample tried in full.
+//! Compute instances within GPU instances, and leases on them: random samples, each searched exhaustively.
 //!
-//! The oracle tries every final state of the GPU instances, every assignment of their placements to the wanted
-//! GPU instances, and for each existing one every final state of its compute instances. Which of them is best is
-//! the objective's to say (`objective`).
+//! The oracle tries every final state of the GPU instances, every assignment of their placements to the
+//! requested GPU instances, and for each existing one every final state of its compute instances. The objective
+//! (`objective`) determines the best of them.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -17,18 +17,18 @@ use crate::part::{Multiset, Part, Slot, State, compute_states, is_possible_compu
 use crate::whole::Tally;
 use crate::wire::{gi_of, pair_of, process};
 
-/// Compute instances wanted in one GPU instance: profile position and, maybe, a fixed start.
+/// Compute instances requested in one GPU instance: profile position and an optional fixed start.
 type Split = Vec<(usize, Option<u8>)>;
 
-/// The least toll of assigning a placement to a wanted GPU instance, by placement and wanted one; `None` where it does
-/// not fit.
+/// The smallest cost of assigning a placement to a requested GPU instance, by placement and request; `None`
+/// where it does not fit.
 type Tolls = Vec<Vec<Option<Toll>>>;
 
 fn sum(a: Toll, b: Toll) -> Toll {
     std::array::from_fn(|n| a[n] + b[n])
 }
 
-/// A compute instance that stands.
+/// An existing compute instance.
 #[derive(Debug, Clone)]
 struct Standing {
     slot: Slot,
@@ -36,23 +36,23 @@ struct Standing {
     held: bool,
 }
 
-/// A GPU instance that stands.
+/// An existing GPU instance.
 #[derive(Debug, Clone, Default)]
 struct StandingGpu {
     compute: Vec<Standing>,
-    /// A process that the driver charges to no compute instance.
+    /// A process that the driver assigns to no compute instance.
     busy: bool,
     held: bool,
 }
 
-/// One GPU with instances, processes and leases, and what it should have.
+/// One GPU with instances, processes and leases, and its request.
 #[derive(Debug)]
 pub(crate) struct Sample {
     state: State,
     /// By pair.
     standing: Vec<StandingGpu>,
     multiset: Multiset,
-    /// One a wanted GPU instance: profile position, fixed start, compute instances.
+    /// One per requested GPU instance: profile position, fixed start, compute instances.
     wanted: Vec<(usize, Option<u8>, Split)>,
 }
 
@@ -67,7 +67,7 @@ impl Sample {
             let compute = compute.into_iter().map(stand).collect();
             standing[pair] = StandingGpu { compute, busy: !quiet && dice.one_in(10), held: !unheld && dice.one_in(6) };
         }
-        // Most targets have the state's own profiles or almost them, so that much can stay.
+        // Most targets have the state's own profiles or almost the same, so that much can stay.
         let own = part.states[part.index[&state]].multiset;
         let multiset = match dice.below(4) {
             0 => *dice.pick(&part.multisets()),
@@ -154,12 +154,12 @@ impl Sample {
         compute.busy || self.standing[pair].busy
     }
 
-    /// Toll of these compute instances of a GPU instance being destroyed.
+    /// Returns the cost of destroying these compute instances of a GPU instance.
     fn toll_of<'a>(&self, pair: usize, destroyed: impl Iterator<Item = &'a Standing>) -> Toll {
         destroyed.fold([0; 5], |toll, c| sum(toll, [u32::from(self.in_use(pair, c)), u32::from(c.held), 0, 0, 0]))
     }
 
-    /// Toll of a whole GPU instance.
+    /// Returns the cost of destroying a whole GPU instance.
     fn toll_of_all(&self, part: &Part, pair: usize) -> Toll {
         let standing = &self.standing[pair];
         let charged_to_itself = u32::from(standing.busy && standing.compute.is_empty());
@@ -169,8 +169,8 @@ impl Sample {
         )
     }
 
-    /// Tolls of the ways to assign the placement of `pair` to a wanted GPU instance; none when its compute instances
-    /// do not fit.
+    /// Returns the costs of the ways to assign the placement of `pair` to a requested GPU instance; none if its
+    /// compute instances do not fit.
     fn tolls_of_giving(&self, part: &Part, states: &[Vec<Vec<Slot>>], pair: usize, split: &Split) -> BTreeSet<Toll> {
         let ends = states[part.pairs[pair].profile].iter().filter(|end| is_split(end, split));
         if self.state >> pair & 1 == 0 {
@@ -179,7 +179,7 @@ impl Sample {
         let standing = &self.standing[pair].compute;
         ends.map(|end| {
             let destroyed = || standing.iter().filter(|c| !end.contains(&c.slot));
-            // A GPU instance that a process is charged to takes no further compute instance either.
+            // A GPU instance with an assigned process accepts no further compute instances either.
             let only_adds = destroyed().count() == 0 && end.len() > standing.len();
             let in_use = u32::from(only_adds && self.standing[pair].busy);
             sum(self.toll_of(pair, destroyed()), [in_use, 0, 0, destroyed().count() as u32, 0])
@@ -187,7 +187,7 @@ impl Sample {
         .collect()
     }
 
-    /// The tolls of all assignments of one placement to one wanted GPU instance.
+    /// Returns the costs of all assignments of one placement to one requested GPU instance.
     pub(crate) fn ways(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Vec<Vec<BTreeSet<Toll>>> {
         let of = |pair: usize| {
             let ways = |(profile, _, split): &(usize, Option<u8>, Split)| match *profile == part.pairs[pair].profile {
@@ -199,8 +199,8 @@ impl Sample {
         (0..part.pairs.len()).map(of).collect()
     }
 
-    /// The best way of each assignment. With `remakes`, an instance may also be destroyed and created again at its
-    /// placement, which is never better under the planner's objective.
+    /// Returns the best way of each assignment. With `remakes`, an instance may also be destroyed and created
+    /// again at its placement, which is never better under the planner's objective.
     fn best_ways(&self, part: &Part, ways: &[Vec<BTreeSet<Toll>>], objective: &Objective, remakes: bool) -> Tolls {
         let best = |pair: usize, tolls: &BTreeSet<Toll>| -> Option<Toll> {
             let stands = self.state >> pair & 1 == 1;
@@ -211,7 +211,7 @@ impl Sample {
         ways.iter().enumerate().map(of).collect()
     }
 
-    /// Least toll of assigning the placements of `pairs` to the wanted ones not yet `served`.
+    /// Returns the smallest cost of assigning the placements of `pairs` to the requests not yet `served`.
     fn hand_out(
         &self,
         part: &Part,
@@ -237,7 +237,7 @@ impl Sample {
         best
     }
 
-    /// The worth of the best way to each final state.
+    /// Returns the value of the best way to each final state.
     pub(crate) fn finals(
         &self,
         part: &Part,
@@ -258,14 +258,14 @@ impl Sample {
         part.by_multiset[&self.multiset].iter().filter_map(worth).collect()
     }
 
-    /// The best worth under the planner's objective; `None` when no way exists.
+    /// Returns the best value under the planner's objective; `None` if there is no way.
     fn best(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Option<Worth> {
         let objective = Objective::planners();
         let finals = self.finals(part, &self.ways(part, states), &objective, true);
         finals.into_iter().min_by(|a, b| objective.compare(a, b))
     }
 
-    /// Follows the plan step by step, checks the end, and returns its worth.
+    /// Executes the plan step by step, checks the result, and returns its value.
     pub(crate) fn carry_out(&self, part: &Part, plan: &Plan) -> Worth {
         let mut state = self.state;
         let mut slots: Vec<BTreeSet<Slot>> =
@@ -311,7 +311,7 @@ impl Sample {
             }
         }
         toll[3] = lost.iter().map(|l| l.len() as u32).sum();
-        // Each wanted GPU instance is where the plan says, with just its compute instances.
+        // Each requested GPU instance is at the plan's placement, with exactly its compute instances.
         let mut served = 0;
         for ((profile, start, split), placement) in self.wanted.iter().zip(&plan.placements) {
             let id = part.model.gi_profiles[*profile].id;
@@ -326,8 +326,8 @@ impl Sample {
     }
 }
 
-/// A feasible target that differs from a state's own profiles by one or two of them: something has to move or go, and
-/// there is a choice.
+/// Returns a feasible target that differs from a state's own profiles by one or two: an instance must move or
+/// go, and there is a choice.
 fn neighbour(part: &Part, own: Multiset, dice: &mut Dice) -> Multiset {
     for _ in 0..40 {
         let mut multiset = own;
@@ -345,10 +345,10 @@ fn neighbour(part: &Part, own: Multiset, dice: &mut Dice) -> Multiset {
     own
 }
 
-/// Whether compute instances are just those that a split wants.
+/// Returns whether compute instances are exactly those of a split.
 fn is_split(end: &[Slot], split: &Split) -> bool {
     let mut left: Vec<Slot> = end.to_vec();
-    // Those with a fixed start first: the others take any.
+    // Those with a fixed start first: the others accept any.
     let mut wants: Vec<_> = split.clone();
     wants.sort_by_key(|(_, start)| start.is_none());
     for (profile, start) in wants {
@@ -360,7 +360,7 @@ fn is_split(end: &[Slot], split: &Split) -> bool {
     left.is_empty()
 }
 
-/// Compares so many samples of one part.
+/// Compares samples of one part.
 pub(crate) fn sample(key: &str, samples: usize, seed: u64) -> Tally {
     let part = Part::of(key);
     let geometry = Geometry::of_model(&part.model);

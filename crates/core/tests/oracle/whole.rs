@@ -1,4 +1,4 @@
-//! GPU instances as wholes: the oracle's answer to one case, and the comparison with the planner's.
+//! GPU instances as wholes: the oracle's answer to one case, compared with the planner's.
 
 use std::cmp::Reverse;
 
@@ -9,7 +9,7 @@ use gpush_core::plan::{Target, plan};
 use crate::part::{Multiset, Part, State, members, subsets};
 use crate::wire::{gi_of, pair_of};
 
-/// One case: what stands, what of it is in use, what is wanted, and which places are fixed.
+/// One case: the existing instances, those in use, the request, and the fixed placements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) state: State,
@@ -18,7 +18,7 @@ pub(crate) struct Case {
     pub(crate) fixed: State,
 }
 
-/// How much of the case space was seen, by outcome.
+/// Number of cases by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) planned: u64,
@@ -38,7 +38,7 @@ impl Tally {
     }
 }
 
-/// What the oracle says: the best final state, or how many instances in use stand in its way.
+/// The oracle's answer: the best final state, or how many instances in use block it.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Final(State),
@@ -46,8 +46,8 @@ enum Verdict {
     Impossible,
 }
 
-/// Tries every final state; with `matchings`, also every choice of what to keep of it, even where
-/// keeping less makes no sense.
+/// Tries every final state; with `matchings`, also every choice of instances to keep, even where keeping fewer
+/// is pointless.
 fn verdict(part: &Part, case: Case, matchings: bool) -> Verdict {
     let finals = part.by_multiset.get(&case.multiset).map_or(&[][..], Vec::as_slice);
     let finals = || finals.iter().map(|n| &part.states[*n]).filter(|f| f.state & case.fixed == case.fixed);
@@ -75,7 +75,7 @@ fn verdict(part: &Part, case: Case, matchings: bool) -> Verdict {
     }
 }
 
-/// Asks both and compares: same feasibility, same optimum, and steps that can be carried out.
+/// Compares both: same feasibility, same optimum, and executable steps.
 pub(crate) fn compare(
     part: &Part,
     geometry: &Geometry,
@@ -113,8 +113,8 @@ pub(crate) fn compare(
     }
 }
 
-/// Follows the steps; every state on the way must be one that the part can be in, and nothing in
-/// use, and nothing that the end has, may be destroyed.
+/// Executes the steps. The part must permit every intermediate state, and no instance that is in use or in the
+/// result may be destroyed.
 fn carry_out(part: &Part, case: Case, steps: &[InstanceStep]) -> State {
     let mut state = case.state;
     // GPU instances that have their compute instance.
@@ -148,7 +148,7 @@ fn carry_out(part: &Part, case: Case, steps: &[InstanceStep]) -> State {
         }
     }
     assert_eq!(whole, state, "{case:x?}: every GPU instance has its compute instance");
-    // Nothing is destroyed in order to be made again.
+    // No instance is destroyed and created again.
     assert_eq!(created & case.state, 0, "{case:x?}");
     state
 }

@@ -1,16 +1,16 @@
-//! Between the oracle's sets and the planner's types.
+//! Conversion between the oracle's sets and the planner's types.
 
 use gpush_api::{ComputeInstance, GpuInstance, Placement, Process, ProcessKind};
 use gpush_core::plan::{Target, Wanted, WantedCompute};
 
 use crate::part::{Multiset, Part, State, members, profiles};
 
-/// Id of the GPU instance that stands at a pair: anything, as long as it is not the placement.
+/// Returns the id of the GPU instance at a pair: any value that differs from the placement.
 pub(crate) fn gi_of(pair: usize) -> u32 {
     100 + pair as u32
 }
 
-/// The pair at which the GPU instance with this id stands.
+/// Returns the pair of the GPU instance with this id.
 pub(crate) fn pair_of(gi: u32) -> usize {
     gi as usize - 100
 }
@@ -26,8 +26,8 @@ pub(crate) fn process(pid: u32) -> Process {
     }
 }
 
-/// The instances of a state, each with one compute instance that takes all of it; those of `busy`
-/// with a process.
+/// Returns the instances of a state, each with one compute instance for the whole; those of `busy` have a
+/// process.
 pub(crate) fn instances(part: &Part, state: State, busy: State) -> Vec<GpuInstance> {
     members(state)
         .map(|n| {
@@ -54,7 +54,7 @@ pub(crate) fn instances(part: &Part, state: State, busy: State) -> Vec<GpuInstan
         .collect()
 }
 
-/// The target of a multiset, `fixed` pairs explicit, the rest anywhere.
+/// Returns the target of a multiset, with `fixed` pairs explicit and the rest anywhere.
 pub(crate) fn target(part: &Part, multiset: Multiset, fixed: State) -> Target {
     let mut fixed: Vec<usize> = members(fixed).collect();
     let instances = profiles(multiset)

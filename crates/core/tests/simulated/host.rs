@@ -1,4 +1,4 @@
-//! One simulated GPU: read as the agent reads it, changed step by step, processes put on it.
+//! One simulated GPU: read like the agent does, changed step by step, with processes on it.
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
 use silicon::machine::{Machine, Pid, Process, ProcessKind};
@@ -13,7 +13,7 @@ pub(crate) struct Host {
     next_pid: u32,
 }
 
-/// What stands, without ids: they are the driver's to choose.
+/// The instances without ids, which the driver chooses.
 type Shape = Vec<(Placement, u32, Vec<(Option<Placement>, u32)>)>;
 
 pub(crate) fn shape(instances: &[GpuInstance]) -> Shape {
@@ -44,7 +44,7 @@ impl Host {
         Self { machine, next_pid: 1 }
     }
 
-    /// The GPU instances as the driver tells them.
+    /// Returns the GPU instances as the driver reports them.
     pub(crate) fn read(&self) -> Vec<GpuInstance> {
         let gpu = self.machine.gpu(GPU).unwrap();
         let model = self.machine.model(GPU).unwrap();
@@ -77,8 +77,7 @@ impl Host {
             .collect()
     }
 
-    /// Carries out steps; the driver must take each, and what is in use must be the very same
-    /// instance afterwards.
+    /// Executes steps. The driver must accept each, and instances in use must be the same objects afterwards.
     pub(crate) fn carry_out(&mut self, steps: &[InstanceStep]) {
         let used = self.in_use();
         for step in steps {
@@ -111,7 +110,7 @@ impl Host {
         }
     }
 
-    /// Generations of the instances that processes are in: another instance has another.
+    /// Returns the generations of the instances with processes: a replaced instance has another generation.
     fn in_use(&self) -> Vec<(u32, u64, Option<u64>)> {
         let gpu = self.machine.gpu(GPU).unwrap();
         let place = |p: &Process| {
@@ -121,7 +120,7 @@ impl Host {
         gpu.processes.iter().map(place).collect()
     }
 
-    /// Starts some processes, in compute instances and, seldom, in GPU instances only.
+    /// Starts some processes, in compute instances and rarely in GPU instances only.
     pub(crate) fn start_some(&mut self, dice: &mut Dice) {
         for instance in self.read() {
             for compute in &instance.compute {

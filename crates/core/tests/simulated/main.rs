@@ -1,8 +1,7 @@
-//! Plans carried out on simulated silicon: the driver never refuses a step, the GPU ends exactly
-//! as wanted, what is in use is never touched, and a plan cut short can be taken back.
+//! Plans executed on simulated hardware: the driver never refuses a step, the GPU ends exactly as requested,
+//! instances in use are never touched, and an interrupted plan can be rolled back.
 //!
-//! The simulated machine has rules of its own (`sim/silicon`), so that planner and simulator check
-//! each other.
+//! The simulated hardware has its own rules (`sim/silicon`), so that planner and simulator check each other.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -18,7 +17,7 @@ use gpush_core::plan::{Plan, Target, plan};
 use dice::Dice;
 use host::Host;
 
-/// What a walk met.
+/// Counts of a walk.
 #[derive(Debug, Default)]
 struct Tally {
     carried_out: u32,
@@ -38,7 +37,7 @@ impl Tally {
     }
 }
 
-/// A layout as a person might write it, possible or not.
+/// Returns a layout as a user might write it, possible or not.
 fn any_layout(geometry: &Geometry, dice: &mut Dice) -> Layout {
     let mut entries = Vec::new();
     for _ in 0..=dice.below(4) {
@@ -58,7 +57,8 @@ fn any_layout(geometry: &Geometry, dice: &mut Dice) -> Layout {
     if dice.one_in(20) { Layout::none() } else { Layout::parse(&entries.join(",")).unwrap() }
 }
 
-/// Each wanted GPU instance is where the plan says, with just its compute instances, and no other.
+/// Asserts that each requested GPU instance is at the plan's placement, with exactly its compute instances, and
+/// that there is no other.
 fn assert_is(target: &Target, plan: &Plan, now: &[GpuInstance]) {
     assert_eq!(target.instances.len(), now.len());
     for (wanted, placement) in target.instances.iter().zip(&plan.placements) {
@@ -72,7 +72,7 @@ fn assert_is(target: &Target, plan: &Plan, now: &[GpuInstance]) {
     }
 }
 
-/// Blocked: with the holders that are named gone, the plan must stand.
+/// Asserts that the plan is possible once the named holders are gone.
 fn assert_blocked_by(host: &Host, geometry: &Geometry, target: &Target, refusal: &Refusal) {
     let Refusal::Blocked { blockers } = refusal else { panic!("{refusal:?}") };
     let mut idle = host.clone();
@@ -89,7 +89,7 @@ fn walk(key: &str, rounds: usize, seed: u64) -> Tally {
     let full = Geometry::of_model(&model);
     let mut tally = Tally::default();
     for _ in 0..rounds {
-        // Now and then the driver keeps a profile from us: instances of it are foreign then.
+        // Sometimes the driver hides a profile: its instances are then foreign.
         let mut described = profiles_of_model(&model);
         if dice.one_in(4) {
             described.remove(dice.below(described.len()));
@@ -136,7 +136,7 @@ fn walk(key: &str, rounds: usize, seed: u64) -> Tally {
 }
 
 #[test]
-fn the_driver_never_refuses_a_step() {
+fn simulated_driver_never_refuses_a_step() {
     let mut total = Tally::default();
     let mut parts = 0;
     for (seed, key) in gpush_geometry::KEYS.iter().enumerate() {

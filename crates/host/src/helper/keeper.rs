@@ -73,7 +73,7 @@ fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
         Ok(child) => child,
         Err(error) => return Ok(Ended { end: End::NotStarted(error.to_string()), output: String::new() }),
     };
-    // Closes our end of the pipe for writing.
+    // Closes the keeper's writing end of the pipe.
     drop(command);
     let kept = listen(reader);
     let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));

@@ -1,11 +1,22 @@
-//! Which files gpushd trusts: those that only root, or the user that gpushd runs as, can have written. The path is
-//! absolute, and all directories above it belong to these users and are not writable by others.
+//! Which files gpushd trusts: those that only root, or the user that gpushd runs as, can have written.
+//!
+//! The path is followed from `/`, one name at a time. Every directory and every symbolic link on the way must belong to
+//! these users, and other users must not be able to write to it. So no other user can change what the path leads to,
+//! not even between the check and the use. A name that does not exist is checked up to the directory that lacks it.
 
 use std::{
-    fs, io,
+    collections::VecDeque,
+    ffi::OsString,
+    fs::{self, Metadata},
+    io,
     os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
+
+use nix::errno::Errno;
+
+/// Most symbolic links that are followed, as in the kernel.
+const MOST_LINKS: usize = 40;
 
 /// Why a file is not trusted.
 #[derive(Debug, thiserror::Error)]
@@ -63,17 +74,13 @@ impl Untrusted {
     }
 }
 
-/// Checks a file that gpushd reads or loads, for a gpushd of uid `own`: the file, and every directory above it.
+/// Checks a file that gpushd reads or loads, for a gpushd of uid `own`: the file, and everything on the way to it.
 ///
 /// # Errors
-/// When another user owns one of them or can write to it, or there is no such file.
+/// When another user could have written one of them, or there is no such file.
 pub fn check_file(path: &Path, own: u32) -> Result<(), Untrusted> {
-    let path = std::path::absolute(path)?;
-    let file = fs::canonicalize(&path)?;
-    if !fs::metadata(&file)?.is_file() {
-        return Err(Untrusted::NotAFile);
-    }
-    alone(&path, &file, own)
+    let (_, meta) = follow(path, own)?;
+    if meta.is_file() { Ok(()) } else { Err(Untrusted::NotAFile) }
 }
 
 /// Returns the file behind `program`, if a gpushd with uid `own` may run it.
@@ -84,36 +91,79 @@ pub fn check(program: &str, own: u32) -> Result<PathBuf, Untrusted> {
     if !program.starts_with('/') {
         return Err(Untrusted::Relative);
     }
-    let file = fs::canonicalize(program)?;
-    let meta = fs::metadata(&file)?;
+    let (file, meta) = follow(Path::new(program), own)?;
     if !meta.is_file() || meta.mode() & 0o111 == 0 {
         return Err(Untrusted::NotAProgram);
     }
-    alone(Path::new(program), &file, own)?;
     Ok(file)
 }
 
-/// Checks `file`, which `path` resolves to, and the directories above both.
-fn alone(path: &Path, file: &Path, own: u32) -> Result<(), Untrusted> {
-    for path in file.ancestors() {
-        own_alone(path, own)?;
+/// Follows a path to its file, and checks everything on the way.
+fn follow(path: &Path, own: u32) -> Result<(PathBuf, Metadata), Untrusted> {
+    let mut names = names(&std::path::absolute(path)?);
+    let mut reached = PathBuf::from("/");
+    let mut meta = fs::symlink_metadata(&reached)?;
+    check_owner_and_mode(&reached, &meta, own)?;
+    let mut links = 0;
+    while let Some(name) = names.pop_front() {
+        if name == ".." {
+            reached.pop();
+            meta = fs::symlink_metadata(&reached)?;
+            continue;
+        }
+        let next = reached.join(&name);
+        let found = match fs::symlink_metadata(&next) {
+            // In a sticky directory, any user may create it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && is_writable_by_others(&meta, own) => {
+                return Err(Untrusted::Writable { path: reached });
+            }
+            other => other?,
+        };
+        check_owner_and_mode(&next, &found, own)?;
+        if !found.is_symlink() {
+            (reached, meta) = (next, found);
+            continue;
+        }
+        links += 1;
+        if links > MOST_LINKS {
+            return Err(io::Error::from(Errno::ELOOP).into());
+        }
+        let target = fs::read_link(&next)?;
+        if target.is_absolute() {
+            reached = PathBuf::from("/");
+            meta = fs::symlink_metadata(&reached)?;
+        }
+        for name in self::names(&target).into_iter().rev() {
+            names.push_front(name);
+        }
     }
-    // A link on the way is followed once, by the caller; its directory must be safe as well.
-    for path in path.ancestors().skip(1) {
-        own_alone(path, own)?;
-    }
-    Ok(())
+    Ok((reached, meta))
 }
 
-fn own_alone(path: &Path, own: u32) -> Result<(), Untrusted> {
-    let meta = fs::metadata(path)?;
+/// Returns the names in a path.
+fn names(path: &Path) -> VecDeque<OsString> {
+    let name = |component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    };
+    path.components().filter_map(name).collect()
+}
+
+/// Whether others than root and `own` can write to it. A user's own group has no other members.
+fn is_writable_by_others(meta: &Metadata, own: u32) -> bool {
+    let others = if own == 0 { 0o022 } else { 0o002 };
+    // A symbolic link has no content to write, whatever its mode.
+    !meta.is_symlink() && meta.mode() & others != 0
+}
+
+fn check_owner_and_mode(path: &Path, meta: &Metadata, own: u32) -> Result<(), Untrusted> {
     if meta.uid() != 0 && meta.uid() != own {
         return Err(Untrusted::Foreign { path: path.to_owned(), owner: meta.uid() });
     }
-    // In a sticky directory only the owner replaces a file. A user's own group has no other members.
-    let sticky = meta.is_dir() && meta.mode() & 0o1000 != 0;
-    let others = if own == 0 { 0o022 } else { 0o002 };
-    if meta.mode() & others != 0 && !sticky {
+    // In a sticky directory, only the owner of a file replaces it.
+    let is_sticky = meta.is_dir() && meta.mode() & 0o1000 != 0;
+    if is_writable_by_others(meta, own) && !is_sticky {
         return Err(Untrusted::Writable { path: path.to_owned() });
     }
     Ok(())
@@ -121,7 +171,7 @@ fn own_alone(path: &Path, own: u32) -> Result<(), Untrusted> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
 
@@ -176,5 +226,66 @@ mod tests {
             let error = check_file(&file, own).unwrap_err();
             assert!(matches!(error, Untrusted::Foreign { owner: 65534, .. }), "{error}");
         }
+    }
+
+    /// Only root can give files to another user.
+    fn give(path: &Path, uid: u32) {
+        std::os::unix::fs::lchown(path, Some(uid), None).unwrap();
+    }
+
+    #[test]
+    fn link_through_a_directory_of_another_user_is_not_trusted() {
+        let own = nix::unistd::geteuid().as_raw();
+        if own != 0 {
+            println!("SKIPPED: only root can give a directory to another user");
+            return;
+        }
+        let scratch = tempfile::tempdir().unwrap();
+        let at = |name: &str| scratch.path().join(name);
+        for dir in ["theirs", "ours"] {
+            fs::create_dir(at(dir)).unwrap();
+        }
+        fs::write(at("ours/library.so"), "").unwrap();
+        symlink(at("ours/library.so"), at("theirs/link.so")).unwrap();
+        symlink("theirs/link.so", at("first.so")).unwrap();
+        check_file(&at("first.so"), own).unwrap();
+        give(&at("theirs"), 65534);
+        assert!(
+            matches!(check_file(&at("first.so"), own), Err(Untrusted::Foreign { path, .. }) if path == at("theirs"))
+        );
+        // The same for a file that does not exist yet.
+        let absent = check_file(&at("theirs/absent.so"), own);
+        assert!(matches!(absent, Err(Untrusted::Foreign { .. })), "{absent:?}");
+        assert!(matches!(check_file(&at("ours/absent.so"), own), Err(Untrusted::Unreadable(_))));
+        // In a sticky directory: a link of another user, and a name that any user may create.
+        fs::set_permissions(at("ours"), fs::Permissions::from_mode(0o1777)).unwrap();
+        check_file(&at("ours/library.so"), own).unwrap();
+        assert!(matches!(check_file(&at("ours/absent.so"), own), Err(Untrusted::Writable { .. })));
+        symlink("library.so", at("ours/link.so")).unwrap();
+        check_file(&at("ours/link.so"), own).unwrap();
+        give(&at("ours/link.so"), 65534);
+        assert!(matches!(check_file(&at("ours/link.so"), own), Err(Untrusted::Foreign { .. })));
+    }
+
+    #[test]
+    fn links_and_parent_names_lead_where_the_kernel_says() {
+        let own = nix::unistd::geteuid().as_raw();
+        let scratch = tempfile::tempdir().unwrap();
+        let at = |name: &str| scratch.path().join(name);
+        fs::create_dir_all(at("a/b")).unwrap();
+        fs::write(at("a/file"), "#!/bin/sh\n").unwrap();
+        fs::set_permissions(at("a/file"), fs::Permissions::from_mode(0o755)).unwrap();
+        symlink("a/b", at("link")).unwrap();
+        for way in ["a/./b/../file", "link/../file", "a/b/../../a/file"] {
+            let way = at(way);
+            assert_eq!(
+                check(way.to_str().unwrap(), own).unwrap(),
+                fs::canonicalize(&way).unwrap(),
+                "{}",
+                way.display()
+            );
+        }
+        symlink("round", at("round")).unwrap();
+        assert!(matches!(check_file(&at("round"), own), Err(Untrusted::Unreadable(_))));
     }
 }

@@ -1,6 +1,6 @@
 //! Environment of a process, from `/proc/PID/environ`.
 //!
-//! The owner of a process decides what this file says and how long it is. Nothing may be granted by it.
+//! The owner of a process controls the content and the length of this file, so no permission may depend on it.
 
 use std::io::Read;
 
@@ -13,7 +13,7 @@ const MOST: u64 = 8 << 20;
 /// Longest variable that is kept, bytes.
 const LONGEST: usize = 4096;
 
-/// What an environment says of one variable.
+/// The value of one variable in an environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Environment {
     /// The variable has this value.
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_environment_says_whether_a_variable_is_set() {
+    fn complete_environment_shows_whether_a_variable_is_set() {
         assert_eq!(of(b"HOME=/\0SHARE=s12\0"), set(b"s12"));
         assert_eq!(of(b"HOME=/\0PATH=/bin\0"), Environment::Unset);
         assert_eq!(of(b"XSHARE=1\0SHARED=2\0"), Environment::Unset);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn overwritten_environment_says_nothing() {
+    fn overwritten_environment_is_unknown() {
         for damaged in [&b"\0\0\0\0"[..], b"worker 3\0\0PATH=/bin\0", b"HOME=/\0PATH=/b", b"", b"\0", b"=x\0"] {
             assert_eq!(of(damaged), Environment::Unknown, "{damaged:?}");
         }

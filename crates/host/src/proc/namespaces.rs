@@ -4,7 +4,7 @@ use std::fs;
 
 use super::{AnyPid, Status, positive, read};
 
-/// Returns whether a process is in gpushd's own pid and user namespaces, so that its user ids mean what they say.
+/// Returns whether a process is in gpushd's own pid and user namespaces, so that its user ids are those of the host.
 ///
 /// Root of a container is root in another pid or user namespace. Without the right to see the namespaces of the
 /// process (`PTRACE_MODE_READ`), its pids and its map of user ids decide. An unknown process is not on this host.

@@ -5,7 +5,7 @@
 
 use super::{AnyPid, open, read};
 
-/// What `/proc/PID/status` says about a process.
+/// The content of `/proc/PID/status`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
     /// Real, effective, saved and file system user id.
@@ -51,7 +51,7 @@ pub fn uids(pid: impl AnyPid) -> Option<[u32; 4]> {
 
 /// Returns the effective user id of a process.
 ///
-/// The owner of its directory in `/proc` says less: it is root for every process that is not dumpable.
+/// The owner of its directory in `/proc` is not sufficient: it is root for every process that is not dumpable.
 pub fn owner(pid: impl AnyPid) -> Option<u32> {
     Status::of(pid).map(|status| status.uid())
 }

@@ -1,6 +1,6 @@
 //! Units of systemd, through its D-Bus interface: the only way in which gpushd asks systemd for anything.
 //!
-//! `systemctl` takes 10 ms and a parser each time, and of a job that failed it says only that. Here a call takes about
+//! `systemctl` takes 10 ms and needs a parser each time, and does not report why a job failed. Here a call takes about
 //! a millisecond, and the result is systemd's own.
 //!
 //! ```text
@@ -13,7 +13,7 @@
 //!                                                               └─────────────────────────┘
 //! ```
 //!
-//! A start goes on after its caller has gone: [`Manager::state`] tells what became of it. The connection is made when
+//! A start continues after its caller has gone: [`Manager::state`] returns its result. The connection is made when
 //! it is first needed, and again when the bus was restarted. It is checked before each call, so no call is made twice.
 
 mod proxies;
@@ -41,7 +41,7 @@ use crate::error_chain;
 /// How long one call may take.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// How long a caller waits for a job. A job that takes longer goes on.
+/// How long a caller waits for a job. A job that takes longer continues.
 const JOB: Duration = Duration::from_secs(10);
 
 /// Time between two reads of a unit without a signal: systemd forgets a unit that nothing needs without one.
@@ -108,7 +108,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the message with those of its causes that it does not contain.
+    /// Returns the message, with the causes that it does not contain.
     pub fn in_full(&self) -> String {
         error_chain::in_full(self)
     }

@@ -46,7 +46,7 @@ impl SupervisorTask {
             let message = match self.supervisor.clients() {
                 Some(1) => format!("{} still has 1 client of another user", self.target),
                 Some(clients @ 2..) => format!("{} still has {clients} clients of another user", self.target),
-                Some(0) | None => format!("whether {} still has clients of another user can't be told", self.target),
+                Some(0) | None => format!("it is not known whether {} still has clients of another user", self.target),
             };
             return Err(ApiError::new(Code::Conflict, message)
                 .hint(format!("`gpushctl mps clients {}` shows them; ask again when they have ended", self.target))
@@ -62,7 +62,7 @@ impl SupervisorTask {
         if self.run_until(until, is_theirs).await {
             return Ok(());
         }
-        let message = format!("the MPS daemon of {} does not start anew", self.target);
+        let message = format!("the MPS daemon of {} does not restart", self.target);
         Err(ApiError::new(Code::Unavailable, message)
             .hint(format!("`gpushctl mps show {}` says how it is", self.target))
             .retryable())
@@ -111,7 +111,7 @@ impl SupervisorTask {
             return Ok(());
         }
         self.reopen_admission();
-        let message = format!("{} has clients, or nobody can tell", self.target);
+        let message = format!("{} has clients, or they cannot be listed", self.target);
         Err(ApiError::new(Code::Blocked, message).retryable())
     }
 

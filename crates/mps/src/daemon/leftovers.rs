@@ -110,18 +110,18 @@ impl SupervisorTask {
     }
 }
 
-/// Describes leftovers and why they are left.
+/// Describes leftovers and why they are left. Every user may read it, so it names no pid of a server, which runs as
+/// another user.
 fn describe(left: &[OwnedProcess]) -> String {
-    let pids = |is_daemon: bool| {
-        let those = left.iter().filter(|part| part.is_daemon == is_daemon);
-        those.map(|part| part.pid.to_string()).collect::<Vec<_>>().join(", ")
+    let daemons: Vec<String> = left.iter().filter(|part| part.is_daemon).map(|part| part.pid.to_string()).collect();
+    let servers = match left.len() - daemons.len() {
+        0 | 1 => "a server".to_owned(),
+        count => format!("{count} servers"),
     };
-    let (daemons, servers) = (pids(true), pids(false));
-    let who = match (daemons.is_empty(), servers.is_empty()) {
-        (true, true) => "a server".to_owned(),
-        (true, false) => format!("server {servers}"),
-        (false, true) => format!("daemon {daemons}"),
-        (false, false) => format!("daemon {daemons} with server {servers}"),
+    let who = match (daemons.is_empty(), daemons.len() == left.len()) {
+        (true, _) => servers,
+        (false, true) => format!("daemon {}", daemons.join(", ")),
+        (false, false) => format!("daemon {} with {servers}", daemons.join(", ")),
     };
     let why = match (left.iter().any(|part| part.is_orphan), daemons.is_empty()) {
         (true, _) => "whose directory was deleted",
@@ -141,10 +141,10 @@ mod tests {
         let lock = gpush_host::proc::FileId::of(&scratch.as_file().metadata().unwrap());
         let part = |pid, is_daemon, is_orphan| OwnedProcess { pid, lock, is_daemon, is_orphan };
         assert_eq!(describe(&[]), "a server, which the daemon before left behind");
-        assert_eq!(describe(&[part(7, false, false)]), "server 7, which the daemon before left behind");
+        assert_eq!(describe(&[part(7, false, false)]), "a server, which the daemon before left behind");
         assert_eq!(
             describe(&[part(7, false, true), part(3, true, true)]),
-            "daemon 3 with server 7, whose directory was deleted"
+            "daemon 3 with a server, whose directory was deleted"
         );
         assert_eq!(describe(&[part(3, true, false)]), "daemon 3, which is not known to be what its spec.json says");
     }

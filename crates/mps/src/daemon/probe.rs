@@ -149,7 +149,7 @@ impl SupervisorTask {
             self.connection_holders =
                 control_connection::holders(error, pid, &pipe, &self.target, &self.connection_holders).await;
         }
-        // `Busy` says the same.
+        // `Busy` reports the same.
         if !self.connection_holders.is_empty() && !is_busy {
             self.problems.push(control_connection::HELD.to_owned());
         }
@@ -174,9 +174,9 @@ impl SupervisorTask {
         }
         let changes = settings.changes.join(", ");
         if was_applied {
-            tracing::warn!(mps = self.target, "somebody changed it past gpushd: it had {changes}; set back");
+            tracing::warn!(mps = self.target, "another program changed its settings: {changes}; restored");
             let at = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default();
-            self.drift = Some(format!("somebody changed it past gpushd: it had {changes}; set back at {at}"));
+            self.drift = Some(format!("another program changed its settings: {changes}; restored at {at}"));
         } else {
             tracing::info!(mps = self.target, "it had {changes}: set");
         }

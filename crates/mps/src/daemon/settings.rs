@@ -60,7 +60,7 @@ pub(super) async fn apply(
         servers.iter_mut().filter(|has| has.percentage != wanted.percentage)
     {
         if *has != percentage {
-            changes.push(format!("percentage {has} at server {server}, not {}", wanted.percentage));
+            changes.push(format!("percentage {has} at a server, not {}", wanted.percentage));
         }
         if was_received(control.set_percentage(*server, wanted.percentage, deadline).await)? {
             *has = wanted.percentage;
@@ -69,7 +69,7 @@ pub(super) async fn apply(
     for ServerSettings { server, limit, first_limit, .. } in
         servers.iter_mut().filter(|has| has.limit != has.first_limit)
     {
-        changes.push(format!("memory limit {} at server {server}, not {}", words(*limit), words(*first_limit)));
+        changes.push(format!("memory limit {} at a server, not {}", words(*limit), words(*first_limit)));
         // The daemon cannot remove a limit, so the current one stays.
         match *first_limit {
             Some(first) if was_received(control.set_memory_limit(*server, first, deadline).await)? => {
@@ -101,7 +101,7 @@ pub(super) fn own_limits<'a>(
     let now = daemon.memory_limit_mib.map(shown);
     servers.iter().filter(move |has| has.limit != now).map(|has| {
         let limit = has.limit.map_or_else(|| "no memory limit".to_owned(), |limit| format!("memory limit {limit}"));
-        format!("server {} was started with {limit}, and keeps it until it has ended", has.server)
+        format!("a server was started with {limit}, and keeps it until it has ended")
     })
 }
 

@@ -47,7 +47,7 @@ impl SupervisorTask {
             }
             Ok(LockOwner::Nobody) => {}
             Ok(LockOwner::Foreign(foreign)) => self.report_foreign(foreign),
-            Err(error) => self.problems = vec![format!("who has its directory can't be told: {error}")],
+            Err(error) => self.problems = vec![format!("the owner of its directory is not known: {error}")],
         }
     }
 
@@ -143,7 +143,7 @@ impl SupervisorTask {
     /// Prepares the directory for a start.
     fn prepare_dir(&self) -> Result<Spec, ApiError> {
         let Some(wanted) = &self.desired else {
-            return Err(ApiError::new(Code::Internal, "it is not known how it is wanted"));
+            return Err(ApiError::new(Code::Internal, "its desired settings are not known"));
         };
         let internal =
             |what: &str, error: &dyn std::fmt::Display| ApiError::new(Code::Internal, what).cause(error.to_string());

@@ -237,7 +237,7 @@ impl TargetDir {
     pub fn remove(&self) {
         let name = self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let removed = self.dir.with_file_name(format!("{REMOVED}{name}"));
-        // A file that another program put there is not ours to remove.
+        // gpushd must not remove a file of another program.
         if !fs::symlink_metadata(&self.dir).is_ok_and(|meta| meta.is_dir()) {
             return;
         }
@@ -278,7 +278,7 @@ pub(super) fn directory(path: &Path, mode: u32) -> io::Result<()> {
     }
     let meta = fs::symlink_metadata(path)?;
     if !meta.is_dir() {
-        return Err(io::Error::other(format!("{} is no directory", path.display())));
+        return Err(io::Error::other(format!("{} is not a directory", path.display())));
     }
     // Fails if the directory belongs to another user.
     fs::set_permissions(path, Permissions::from_mode(mode))

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! request ───────┐                       ┌─► Start   directory prepared, program started, pidfd opened
-//! process ended ─┼─► supervisor ─ effects┼─► Quit    clients told to end, then the daemon
+//! process ended ─┼─► supervisor ─ effects┼─► Quit    clients asked to end, then the daemon
 //! timer fired ───┤       │               └─► Kill    the daemon and everything that it started
 //! probe finished ┘       └─ state ─► access to the pipe directory: granted while it serves, else revoked
 //!   reply, silence, servers, clients
@@ -390,7 +390,7 @@ impl SupervisorTask {
                         "hangs with {} and is left alone for their sake",
                         match self.supervisor.clients() {
                             Some(clients) => format!("{clients} clients"),
-                            None => "clients that nobody can tell".to_owned(),
+                            None => "clients that cannot be listed".to_owned(),
                         }
                     ),
                 }

@@ -35,7 +35,7 @@ pub enum ControlError {
     #[error(transparent)]
     Session(#[from] SessionError),
     /// Another process held the control connection until the deadline: an open front-end, or a connection that hangs.
-    #[error("somebody else has the control daemon's ear")]
+    #[error("another process holds the daemon's control connection")]
     Busy,
     /// The daemon refused the command.
     #[error("the control daemon refused `{command}`: {said}")]
@@ -55,7 +55,7 @@ pub enum ControlError {
     #[error("the server starts or ends, and the control daemon did not ask it")]
     ServerBusy,
     /// The daemon reported success and has another value.
-    #[error("the control daemon was told {told} and has {has}")]
+    #[error("the control daemon was set to {told} but reports {has}")]
     NotSet {
         /// The command.
         told: String,
@@ -180,7 +180,7 @@ impl Control {
     /// Returns the process that answers.
     ///
     /// # Errors
-    /// Those of [`Control::say`].
+    /// As [`Control::say`].
     pub async fn daemon(&self, deadline: Duration) -> Result<Daemon, ControlError> {
         Ok(self.say(&Command::ServerList, deadline).await?.daemon)
     }
@@ -188,7 +188,7 @@ impl Control {
     /// Returns the pids of its servers.
     ///
     /// # Errors
-    /// Those of [`Control::say`].
+    /// As [`Control::say`].
     pub async fn servers(&self, deadline: Duration) -> Result<Vec<Pid>, ControlError> {
         self.pids(Command::ServerList, deadline).await
     }
@@ -196,7 +196,7 @@ impl Control {
     /// Returns the pids of a server's clients. The daemon reports none for a server that starts or ends.
     ///
     /// # Errors
-    /// Those of [`Control::say`].
+    /// As [`Control::say`].
     pub async fn clients(&self, server: Pid, deadline: Duration) -> Result<Vec<Pid>, ControlError> {
         self.pids(Command::ClientList(server), deadline).await
     }
@@ -209,7 +209,7 @@ impl Control {
     /// Returns the state of a server.
     ///
     /// # Errors
-    /// Those of [`Control::say`]; [`ControlError::Unknown`] from daemons before version 550.
+    /// As [`Control::say`]; [`ControlError::Unknown`] from daemons before version 550.
     pub async fn server_state(&self, server: Pid, deadline: Duration) -> Result<MpsServerState, ControlError> {
         let command = Command::ServerStatus(server);
         let text = self.text(command, deadline).await?;
@@ -225,7 +225,7 @@ impl Control {
     /// Returns the active thread percentage of the next server.
     ///
     /// # Errors
-    /// Those of [`Control::say`].
+    /// As [`Control::say`].
     pub async fn default_percentage(&self, deadline: Duration) -> Result<Percentage, ControlError> {
         let text = self.text(Command::DefaultPercentage, deadline).await?;
         text.trim().parse().map_err(|_| strange(Command::DefaultPercentage, &text))
@@ -234,7 +234,7 @@ impl Control {
     /// Sets the active thread percentage of the next server, and reads it back.
     ///
     /// # Errors
-    /// Those of [`Control::say`]; [`ControlError::NotSet`].
+    /// As [`Control::say`]; [`ControlError::NotSet`].
     pub async fn set_default_percentage(&self, to: Percentage, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::SetDefaultPercentage(to), deadline).await?;
         let has = self.default_percentage(deadline).await?;
@@ -244,7 +244,7 @@ impl Control {
     /// Returns the priority of the next clients.
     ///
     /// # Errors
-    /// Those of [`Control::say`].
+    /// As [`Control::say`].
     pub async fn default_priority(&self, deadline: Duration) -> Result<Priority, ControlError> {
         let text = self.text(Command::DefaultPriority, deadline).await?;
         let number = text.trim().parse().ok();
@@ -254,7 +254,7 @@ impl Control {
     /// Sets the priority of the next clients, and reads it back.
     ///
     /// # Errors
-    /// Those of [`Control::say`]; [`ControlError::NotSet`].
+    /// As [`Control::say`]; [`ControlError::NotSet`].
     pub async fn set_default_priority(&self, to: Priority, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::SetDefaultPriority(to), deadline).await?;
         let has = self.default_priority(deadline).await?;
@@ -265,7 +265,7 @@ impl Control {
     /// GiB, rounded down: the limit is at least that.
     ///
     /// # Errors
-    /// Those of [`Control::say`].
+    /// As [`Control::say`].
     pub async fn default_memory_limit(&self, deadline: Duration) -> Result<Option<MemoryLimit>, ControlError> {
         limit(Command::DefaultMemoryLimit, &self.text(Command::DefaultMemoryLimit, deadline).await?)
     }
@@ -273,7 +273,7 @@ impl Control {
     /// Sets the pinned memory limit of the next server, or removes it. Reads it back as far as the daemon reports it.
     ///
     /// # Errors
-    /// Those of [`Control::say`]; [`ControlError::NotSet`].
+    /// As [`Control::say`]; [`ControlError::NotSet`].
     pub async fn set_default_memory_limit(
         &self,
         to: Option<MemoryLimit>,
@@ -289,7 +289,7 @@ impl Control {
     /// Starts a server for a user. [`Control::servers`] shows whether it lives.
     ///
     /// # Errors
-    /// Those of [`Control::say`].
+    /// As [`Control::say`].
     pub async fn start_server(&self, uid: u32, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::StartServer { uid }, deadline).await.map(|_| ())
     }
@@ -297,7 +297,7 @@ impl Control {
     /// Ends the daemon. Only the end of its process shows the success.
     ///
     /// # Errors
-    /// Those of [`Control::say`].
+    /// As [`Control::say`].
     pub async fn quit(&self, force_after_s: Option<u32>, deadline: Duration) -> Result<(), ControlError> {
         match self.say(&Command::Quit { force_after_s }, deadline).await {
             Ok(_) | Err(ControlError::Session(SessionError::Closed)) => Ok(()),

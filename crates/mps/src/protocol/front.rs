@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_was_heard_when_a_percentage_comes_behind_it() {
+    fn reply_followed_by_a_percentage_was_received() {
         let text = |lines: &[&str]| Some(lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>());
         assert_eq!(heard("100.0\n"), text(&[]));
         assert_eq!(heard("4711\n4712\n33.4\n"), text(&["4711", "4712"]));
@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn behind_quit_nothing_is_asked() {
+    fn quit_is_the_last_line_sent() {
         assert_eq!(lines(&Command::Quit { force_after_s: Some(1) }), "quit -t 1\n");
         assert_eq!(lines(&Command::ServerList), "get_server_list\nget_default_active_thread_percentage\n");
     }
 
     #[tokio::test]
-    async fn no_program_no_daemon_and_no_end_are_told_apart() {
+    async fn missing_program_daemon_and_end_are_distinguished() {
         let dir = tempfile::tempdir().unwrap();
         let ask = |program: &'static str, ms| {
             let dir = dir.path().to_owned();

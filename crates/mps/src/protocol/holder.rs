@@ -33,7 +33,7 @@ const DOORS: [&str; 2] = ["control_privileged", "control"];
 /// process that holds the control connection. Finds none if it has disconnected, or belongs to another user.
 ///
 /// # Errors
-/// When the daemon's descriptors can't be read, or the kernel does not tell of its sockets.
+/// When the daemon's descriptors or sockets cannot be read.
 pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
     let peers = Doors::of(directory).peers(daemon)?.accepted;
     let mut holders = Vec::new();
@@ -61,7 +61,7 @@ pub struct Guests {
 /// `known` processes.
 ///
 /// # Errors
-/// When the daemon's descriptors can't be read, or the kernel does not tell of its sockets.
+/// When the daemon's descriptors or sockets cannot be read.
 pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests> {
     let doors = Doors::for_clients(directory);
     let first = doors.peers(daemon)?;
@@ -186,14 +186,14 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_at_a_door_is_found_accepted_or_not_unless_he_is_known() {
+    fn connected_processes_are_found_unless_known() {
         let dir = tempfile::tempdir().unwrap();
         let me = Pid::try_from(std::process::id()).unwrap();
         // The line to the kernel is a socket of this daemon too.
         let at = |known: &[Pid]| Guests { elsewhere: 0, ..guests(me, dir.path(), known).unwrap() };
         let door = UnixListener::bind(dir.path().join("control")).unwrap();
         let ours = UnixStream::connect(dir.path().join("control")).unwrap();
-        assert_eq!(at(&[]), Guests::default(), "nobody but ourselves");
+        assert_eq!(at(&[]), Guests::default(), "no process but this one");
         drop((ours, door.accept().unwrap()));
         let one = guest(&dir.path().join("control"));
         let found = |pids: &[Pid]| Guests { pids: pids.iter().copied().collect(), unseen: false, elsewhere: 0 };
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_there_is_an_error() {
+    fn missing_process_is_an_error() {
         assert!(holders(Pid::MAX, Path::new("/nowhere")).is_err());
         assert!(guests(Pid::MAX, Path::new("/nowhere"), &[]).is_err());
         assert_eq!(parent(Pid::MAX), None);

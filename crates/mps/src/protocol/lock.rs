@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_of_an_open_file_has_no_pid() {
+    fn open_file_lock_has_no_pid() {
         let scratch = tempfile::tempdir().unwrap();
         assert_eq!(taken_by(scratch.path()).unwrap(), Holder::Nobody);
         let file = File::create(scratch.path().join("control_lock")).unwrap();

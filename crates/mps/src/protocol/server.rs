@@ -2,7 +2,7 @@
 //!
 //! The daemon does not ask a server that starts or ends: it only logs that, and sends an empty reply. Where a reply
 //! cannot be empty, this is [`ControlError::ServerBusy`]. Where it can, as with [`Control::clients`], an empty reply
-//! may also mean "none": [`Control::processes`] tells them apart.
+//! may also mean "none": [`Control::processes`] distinguishes them.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Control {
     /// Returns the active thread percentage of a server's next clients.
     ///
     /// # Errors
-    /// Those of [`Control::say`]; [`ControlError::ServerBusy`].
+    /// As [`Control::say`]; [`ControlError::ServerBusy`].
     pub async fn percentage(&self, server: Pid, deadline: Duration) -> Result<Percentage, ControlError> {
         let command = Command::Percentage(server);
         let text = self.text(command, deadline).await?;
@@ -43,7 +43,7 @@ impl Control {
     /// Sets the active thread percentage of a server's next clients, and reads it back.
     ///
     /// # Errors
-    /// Those of [`Control::say`]; [`ControlError::ServerBusy`], [`ControlError::NotSet`].
+    /// As [`Control::say`]; [`ControlError::ServerBusy`], [`ControlError::NotSet`].
     pub async fn set_percentage(&self, server: Pid, to: Percentage, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::SetPercentage(server, to), deadline).await?;
         let has = self.percentage(server, deadline).await?;
@@ -54,7 +54,7 @@ impl Control {
     /// without one, and for a busy server.
     ///
     /// # Errors
-    /// Those of [`Control::say`].
+    /// As [`Control::say`].
     pub async fn memory_limit(&self, server: Pid, deadline: Duration) -> Result<Option<MemoryLimit>, ControlError> {
         let command = Command::MemoryLimit(server);
         limit(command, &self.text(command, deadline).await?)
@@ -63,7 +63,7 @@ impl Control {
     /// Sets the pinned memory limit of a server's next clients, and reads it back as far as the daemon shows it.
     ///
     /// # Errors
-    /// Those of [`Control::say`]; [`ControlError::NotSet`], from a busy server too.
+    /// As [`Control::say`]; [`ControlError::NotSet`], from a busy server too.
     pub async fn set_memory_limit(&self, server: Pid, to: MemoryLimit, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::SetMemoryLimit(server, to), deadline).await?;
         let has = self.memory_limit(server, deadline).await?;
@@ -75,7 +75,7 @@ impl Control {
     /// ended.
     ///
     /// # Errors
-    /// Those of [`Control::say`].
+    /// As [`Control::say`].
     pub async fn shutdown_server(&self, server: Pid, force: bool, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::ShutdownServer { server, force }, deadline).await.map(|_| ())
     }
@@ -84,7 +84,7 @@ impl Control {
     /// the server.
     ///
     /// # Errors
-    /// Those of [`Control::say`]; [`ControlError::Refused`] when the status is not 0.
+    /// As [`Control::say`]; [`ControlError::Refused`] when the status is not 0.
     pub async fn terminate_client(&self, server: Pid, client: Pid, deadline: Duration) -> Result<(), ControlError> {
         let command = Command::TerminateClient { server, client };
         let text = self.text(command, deadline).await?;
@@ -98,7 +98,7 @@ impl Control {
     /// Returns all clients; none when there is no server, or a busy one.
     ///
     /// # Errors
-    /// Those of [`Control::say`].
+    /// As [`Control::say`].
     pub async fn processes(&self, deadline: Duration) -> Result<Vec<Process>, ControlError> {
         match self.text(Command::Processes, deadline).await {
             Ok(text) => table(&text).ok_or_else(|| strange(Command::Processes, &text)),
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_as_recorded() {
+    fn recorded_client_table_is_parsed() {
         let head = "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        ";
         let row = "28286     0         28342          GPU-00000000-0000-0000    4026531836     /usr/bin/python3";
         let read = table(&format!("{head}\n{row}")).unwrap();

@@ -95,7 +95,7 @@ pub enum SessionError {
     #[error("what answers is not the control daemon as it is known: {0}")]
     Foreign(String),
     /// A text that must not be sent as a command.
-    #[error("`{0}` is no command")]
+    #[error("`{0}` is not a command")]
     NoCommand(String),
     /// A system call failed.
     #[error("the socket of the control daemon can't be used")]

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_is_found_by_its_inode_with_its_path_and_peer() {
+    fn connection_is_found_by_inode_with_path_and_peer() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().join("control");
         let listener = UnixListener::bind(&at).unwrap();

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_by_what_is_known_of_them() {
+    fn versions_are_tested_untested_or_unknown() {
         for (version, is) in [
             ("535.309.01", Some(Known::Tried)),
             ("550.163.01", Some(Known::Tried)),
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_names_its_version_once() {
+    fn program_version_is_found_once() {
         let of = |words: &[&str]| of_program(words.join("\0").as_bytes()).map(str::to_owned);
         let version = Some("535.309.01".to_owned());
         assert_eq!(of(&["ELF", "535.309.01", "OUTBHELL"]), version);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_to_run_one_that_are_not_supported() {
+    fn unsupported_protocols_are_recognised() {
         let line = |words: &[&str]| words.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect::<Vec<_>>();
         let usual = line(&["/usr/bin/nvidia-cuda-mps-control", "-f"]);
         assert_eq!(unsupported(&usual, b"PATH=/usr/bin\0"), None);

@@ -3,11 +3,11 @@
 //!
 //! ```text
 //! daemon ► OUTBHELL\0                       its pid and uid come with it (SO_PASSCRED)
-//!   us   ► OUTBCRED\0 + our credentials     (SCM_CREDENTIALS)
-//!   us   ► u32 4                            what we are: a user interface
-//!   us   ► u64 length, then `command\n\0`   the length counts the NUL
+//! gpushd ► OUTBCRED\0 + its credentials     (SCM_CREDENTIALS)
+//! gpushd ► u32 4                            its kind: a user interface
+//! gpushd ► u64 length, then `command\n\0`   the length counts the NUL
 //! daemon ► u32 0, text                      none, one, or several; none for an empty answer
-//!   us   ► u64 0                            that was all
+//! gpushd ► u64 0                            no more commands
 //! daemon ► u32 1, i32 status                then it closes
 //! ```
 //!
@@ -22,7 +22,7 @@ pub const CREDENTIALS: &[u8] = b"OUTBCRED\0";
 /// Identifies gpushd as a user interface.
 pub const USER_INTERFACE: [u8; 4] = 4_u32.to_le_bytes();
 
-/// Says that no more commands follow.
+/// Announces that no more commands follow.
 pub const NO_MORE: [u8; 8] = 0_u64.to_le_bytes();
 
 /// Largest frame that is read. A reply has frames of a few lines.
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_its_length_with_the_nul_and_its_line() {
+    fn command_frame_has_length_with_nul() {
         let (length, body) = command("get_server_list").unwrap();
         assert_eq!((length, body.as_slice()), (17_u64.to_le_bytes(), b"get_server_list\n\0".as_slice()));
         for bad in ["", "a\nb", "a\0", "ä", &"x".repeat(LONGEST_COMMAND + 1)] {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_as_recorded() {
+    fn recorded_frames_are_parsed() {
         assert_eq!(frame(b"\0\0\0\x0033.4"), Some(Frame::Text("33.4".to_owned())));
         assert_eq!(frame(b"\0\0\0\0"), Some(Frame::Text(String::new())));
         assert_eq!(frame(b"\x01\0\0\0\0\0\0\0"), Some(Frame::Status(0)));
@@ -93,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn frame_parser_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = frame(&bytes);
         }
     }

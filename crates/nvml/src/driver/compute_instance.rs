@@ -1,7 +1,7 @@
-//! Compute instances of a GPU instance, and the MIG devices that they are.
+//! Compute instances of a GPU instance, and their MIG devices.
 //!
-//! The MIG device's handle is taken from the compute instance's info: a search by UUID was seen
-//! to take seconds under concurrency, and the MIG index shifts with every change.
+//! The MIG device's handle comes from the compute instance's info: a search by UUID took seconds under
+//! concurrency, and the MIG index shifts with every change.
 
 use gpush_api::{ComputeInstance, Memory, Placement};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlComputeInstance_t, nvmlDevice_t, nvmlGpuInstance_t};
@@ -9,10 +9,10 @@ use nvml_wrapper_sys::bindings::{self as sys, nvmlComputeInstance_t, nvmlDevice_
 use super::{Gpu, profiles::placement, wrapped};
 use crate::error::{DriverError, ErrorKind};
 
-/// Ids swept: a GPU instance holds at most 8, numbered from the lowest free.
+/// Ids to try: a GPU instance has at most 8, numbered from the lowest free.
 const IDS: u32 = 8;
 
-/// A GPU instance by handle.
+/// A GPU instance with its handle.
 #[derive(Debug, Clone)]
 pub struct OpenGpuInstance<'d> {
     pub(super) gpu: Gpu<'d>,
@@ -25,7 +25,7 @@ pub struct OpenGpuInstance<'d> {
     pub placement: Placement,
 }
 
-/// A compute instance by handle.
+/// A compute instance with its handle.
 #[derive(Debug, Clone)]
 pub struct OpenComputeInstance<'d> {
     gpu: Gpu<'d>,
@@ -36,28 +36,28 @@ pub struct OpenComputeInstance<'d> {
     pub id: u32,
     /// Profile id.
     pub profile_id: u32,
-    /// Placement in compute slots, when the driver tells.
+    /// Placement in compute slots, if the driver reports it.
     pub placement: Option<Placement>,
 }
 
 impl<'d> OpenGpuInstance<'d> {
-    /// All compute instances, by id.
+    /// Returns all compute instances, by id.
     ///
     /// # Errors
-    /// Those of the calls.
+    /// Errors of the calls.
     pub fn compute_instances(&self) -> Result<Vec<OpenComputeInstance<'d>>, DriverError> {
         let seek = |id| match self.seek(id) {
-            // Destroyed by somebody else between the two calls: it has no handle the second time.
+            // If another program destroyed it between the two calls, the second one finds no handle.
             Err(error) if error.kind.is_stale_handle() => self.seek(id),
             other => other,
         };
         (0..IDS).filter_map(|id| seek(id).transpose()).collect()
     }
 
-    /// The compute instance of an id; `None` when there is none.
+    /// Returns the compute instance with an id; `None` if there is none.
     ///
     /// # Errors
-    /// Those of the calls, but not `NotFound`.
+    /// Errors of the calls, except `NotFound`.
     pub fn find_compute_instance(&self, id: u32) -> Result<Option<OpenComputeInstance<'d>>, DriverError> {
         match self.seek(id) {
             Err(error) if error.kind.is_stale_handle() => Ok(None),
@@ -65,7 +65,7 @@ impl<'d> OpenGpuInstance<'d> {
         }
     }
 
-    /// The same, but a handle that the driver gives out and then refuses is an error.
+    /// As `find_compute_instance`, but a handle that the driver returns and then refuses is an error.
     fn seek(&self, id: u32) -> Result<Option<OpenComputeInstance<'d>>, DriverError> {
         let mut handle: nvmlComputeInstance_t = std::ptr::null_mut();
         // SAFETY: the GPU instance's handle is of this session; the call writes one pointer.
@@ -87,7 +87,7 @@ impl<'d> OpenGpuInstance<'d> {
         let told = match unsafe { nvml!(self.gpu.driver, nvmlComputeInstanceGetInfo_v2(handle, &raw mut info)) } {
             Ok(()) => true,
             Err(error) if error.kind == ErrorKind::MissingSymbol => {
-                // SAFETY: the first form writes the same struct without its placement.
+                // SAFETY: the first version writes the same struct without its placement.
                 unsafe { nvml!(self.gpu.driver, nvmlComputeInstanceGetInfo(handle, &raw mut info)) }?;
                 false
             }
@@ -104,11 +104,11 @@ impl<'d> OpenGpuInstance<'d> {
         })
     }
 
-    /// Creates a compute instance and reads it back. A placement's start is the caller's; its
-    /// size is the driver's, which on newer parts reserves more slots than the profile has slices.
+    /// Creates a compute instance and reads it back. The caller chooses the start, the driver the size: on
+    /// newer parts it reserves more slots than the profile has slices.
     ///
     /// # Errors
-    /// Those of the calls; `NotReflected` when reading back shows something else.
+    /// Errors of the calls; `NotReflected` if it reads back differently.
     pub fn create_compute_instance(
         &self,
         profile_id: u32,
@@ -160,10 +160,10 @@ impl<'d> OpenGpuInstance<'d> {
         Ok(possible.into_iter().find(|p| p.start == wanted.start).unwrap_or(wanted))
     }
 
-    /// Destroys a compute instance and sees it gone.
+    /// Destroys a compute instance and verifies that it is gone.
     ///
     /// # Errors
-    /// Those of the calls; `NotReflected` when it is still found.
+    /// Errors of the calls; `NotReflected` if it is still found.
     pub fn destroy_compute_instance(&self, id: u32) -> Result<(), DriverError> {
         let name = format!("compute instance {id} of GPU instance {}", self.id);
         let uuid = &self.gpu.uuid;
@@ -183,10 +183,10 @@ impl<'d> OpenGpuInstance<'d> {
 }
 
 impl OpenComputeInstance<'_> {
-    /// `MIG-<uuid>` of the MIG device; `None` when the driver gives no device.
+    /// Reads the `MIG-<uuid>` of the MIG device; returns `None` if the driver returns no device.
     ///
     /// # Errors
-    /// Those of the call.
+    /// Errors of the call.
     pub fn uuid(&self) -> Result<Option<String>, DriverError> {
         if self.device.is_null() {
             return Ok(None);
@@ -196,10 +196,10 @@ impl OpenComputeInstance<'_> {
         })
     }
 
-    /// Memory of the MIG device, which it shares with its GPU instance.
+    /// Reads the memory of the MIG device, which it shares with its GPU instance.
     ///
     /// # Errors
-    /// Those of the call.
+    /// Errors of the call.
     pub fn memory(&self) -> Result<Option<Memory>, DriverError> {
         if self.device.is_null() {
             return Ok(None);
@@ -207,7 +207,7 @@ impl OpenComputeInstance<'_> {
         self.gpu.memory_of(self.device).map(Some)
     }
 
-    /// As the API shows it, with `profile` for its name and without processes.
+    /// Returns the API's form, named `profile` and without processes.
     #[must_use]
     pub fn describe(&self, profile: String, uuid: Option<String>) -> ComputeInstance {
         ComputeInstance {

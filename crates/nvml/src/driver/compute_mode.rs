@@ -1,4 +1,4 @@
-//! Compute mode: reading it, and setting it without believing a bare success.
+//! Compute mode: reading it, and setting it with verification.
 
 use gpush_api::ComputeMode;
 use nvml_wrapper_sys::bindings as sys;
@@ -7,10 +7,10 @@ use super::Gpu;
 use crate::error::{DriverError, ErrorKind};
 
 impl Gpu<'_> {
-    /// Compute mode; `None` on a part or a driver that has none.
+    /// Reads the compute mode; returns `None` on a part or a driver without one.
     ///
     /// # Errors
-    /// Those of the call, but not `NotSupported`; `Garbled` for a mode that this build does not know.
+    /// Errors of the call, except `NotSupported`; `Garbled` for an unknown mode.
     pub fn compute_mode(&self) -> Result<Option<ComputeMode>, DriverError> {
         let mut mode = 0;
         // SAFETY: the call writes one integer.
@@ -31,7 +31,7 @@ impl Gpu<'_> {
     /// Sets the compute mode and reads it back.
     ///
     /// # Errors
-    /// Those of the calls; `NotReflected` when the driver said yes and the mode is another.
+    /// Errors of the calls; `NotReflected` if the driver reported success but the mode differs.
     pub fn set_compute_mode(&self, wanted: ComputeMode) -> Result<(), DriverError> {
         // SAFETY: the call takes two values.
         unsafe { nvml!(self.driver, nvmlDeviceSetComputeMode(self.handle, number(wanted))) }

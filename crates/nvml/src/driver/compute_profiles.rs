@@ -1,9 +1,9 @@
-//! Compute instance profiles. NVML tells them of an existing GPU instance only, yet a plan needs
-//! them before there is one. So what a driver has told once is remembered by GPU instance
-//! profile, and until then [`expected`] stands in: the rule that every recorded part follows.
+//! Compute instance profiles. NVML reports them only for an existing GPU instance, but a plan needs them
+//! earlier. So reported ones are remembered by GPU instance profile, and until then [`expected`] replaces them:
+//! a rule that holds for every recorded part.
 //!
-//! The rule decides names and counts. Where compute instances really go is the driver's to say:
-//! creation asks it again (see `compute_instance`).
+//! The rule determines names and counts only. The driver determines the placement, which is queried again at
+//! creation (see `compute_instance`).
 
 use gpush_api::{Architecture, ComputeProfile, GpuProfile, Placement};
 use nvml_wrapper_sys::bindings as sys;
@@ -15,10 +15,10 @@ use super::{
 };
 use crate::error::DriverError;
 
-/// Enum indexes asked for. NVML 13 has 9.
+/// Enum indexes to query. NVML 13 has 9.
 const INDEXES: u32 = 16;
 
-/// Compute slices by enum index, of the profiles that the parts so far have.
+/// Compute slices by enum index, of the profiles on known parts.
 const SLICES: [(u32, u8); 5] = [
     (sys::NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE, 1),
     (sys::NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE, 2),
@@ -27,13 +27,13 @@ const SLICES: [(u32, u8); 5] = [
     (sys::NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE, 7),
 ];
 
-/// What `profile` will offer, by rule.
+/// Computes the profiles that `profile` will offer.
 ///
 /// - Spans start at multiples of their size rounded up to a power of two. From Hopper on they have that size.
 /// - Three slices are offered in GPU instances of three and of seven slices.
 /// - A compute instance has as many streaming multiprocessors as the GPU instance profile of as many slices.
-/// - From Hopper on a double-memory `1g` offers two profiles of one slice: index 0 with the multiprocessors of a
-///   plain `1g`, and index 7 with all of the GPU instance.
+/// - From Hopper on a double-memory `1g` offers two profiles of one slice: index 0 with the multiprocessors of
+///   a plain `1g`, and index 7 with all those of the GPU instance.
 pub(super) fn expected(profile: &GpuProfile, all: &[GpuProfile], architecture: Architecture) -> Vec<ComputeProfile> {
     let aligned = match architecture {
         Architecture::Hopper | Architecture::Blackwell | Architecture::Unknown => true,
@@ -80,10 +80,10 @@ fn of_slices(all: &[GpuProfile], slices: u8) -> Option<u32> {
 }
 
 impl OpenGpuInstance<'_> {
-    /// What the driver offers in this GPU instance, whose profile is named `gpu_profile`.
+    /// Reads the profiles that the driver offers in this GPU instance, whose profile is named `gpu_profile`.
     ///
     /// # Errors
-    /// Those of the calls, but not "no such profile".
+    /// Errors of the calls, except "no such profile".
     pub fn compute_profiles(&self, gpu_profile: &GpuProfile) -> Result<Vec<ComputeProfile>, DriverError> {
         let mut profiles = Vec::new();
         for index in 0..INDEXES {
@@ -157,14 +157,14 @@ impl OpenGpuInstance<'_> {
         Ok((bare(index, figures), None))
     }
 
-    /// Possible placements of a compute instance profile, in compute slots. Empty when the
-    /// library is too old to tell.
+    /// Reads the possible placements of a compute instance profile, in compute slots. Empty if the library is
+    /// too old.
     pub(super) fn compute_placements(&self, profile_id: u32) -> Result<Vec<Placement>, DriverError> {
         use super::profiles::fits;
         use crate::error::ErrorKind;
         let mut list = [sys::nvmlComputeInstancePlacement_t { start: 0, size: 0 }; 64];
         let mut count = 0;
-        // SAFETY: a null list asks for the number of entries only.
+        // SAFETY: a null list queries only the number of entries.
         let how_many = unsafe {
             nvml!(
                 self.gpu.driver,
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_gives_the_compute_profiles_of_every_known_part() {
+    fn rule_gives_compute_profiles_of_every_known_part() {
         let (mut tried, mut wrong) = (0, Vec::new());
         for key in gpush_geometry::KEYS {
             let model = gpush_geometry::model(key).unwrap();

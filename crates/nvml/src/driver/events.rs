@@ -1,5 +1,5 @@
-//! Events that the driver reports by itself: Xid errors and MIG configuration changes, with the
-//! instances that they concern, which nvml-wrapper's own wait leaves out.
+//! Driver events: Xid errors and MIG configuration changes, with their instances, which nvml-wrapper's own wait
+//! omits.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
 /// MIG configuration changed; nvml-wrapper-sys does not name it.
 const MIG_CONFIG_CHANGED: u64 = 0x100;
 
-/// Events of one or more GPUs. Being registered holds the GPUs open.
+/// Events of one or more GPUs. Registering keeps the GPUs open.
 #[derive(Debug)]
 pub struct EventSet<'d> {
     driver: &'d Driver,
@@ -22,14 +22,14 @@ pub struct EventSet<'d> {
     registered: Vec<(nvmlDevice_t, String)>,
 }
 
-// SAFETY: NVML may be called from any thread, and a set is one thread's at a time: it is not Sync.
+// SAFETY: NVML may be called from any thread, and only one thread uses a set: it is not Sync.
 unsafe impl Send for EventSet<'_> {}
 
 impl Driver {
-    /// An empty set.
+    /// Creates an empty set.
     ///
     /// # Errors
-    /// Those of the call.
+    /// Errors of the call.
     pub fn event_set(&self) -> Result<EventSet<'_>, DriverError> {
         let mut set: nvmlEventSet_t = std::ptr::null_mut();
         // SAFETY: the call writes one pointer.
@@ -39,11 +39,10 @@ impl Driver {
 }
 
 impl<'d> EventSet<'d> {
-    /// Listens to those of the two kinds that the GPU can report; `false` when it can't report
-    /// either.
+    /// Registers for the two kinds that the GPU can report. Returns `false` if it supports neither.
     ///
     /// # Errors
-    /// Those of the calls.
+    /// Errors of the calls.
     pub fn register(&mut self, gpu: &Gpu<'d>) -> Result<bool, DriverError> {
         let mut supported = 0;
         // SAFETY: the call writes one integer.
@@ -60,10 +59,10 @@ impl<'d> EventSet<'d> {
         Ok(true)
     }
 
-    /// The next event, or `None` when none came in time.
+    /// Waits for the next event; returns `None` after the timeout.
     ///
     /// # Errors
-    /// Those of the call, but not its timeout.
+    /// Errors of the call, except its timeout.
     pub fn wait(&self, timeout: Duration) -> Result<Option<Event>, DriverError> {
         // SAFETY: a struct of integers and a pointer, for which zeroes are a value.
         let mut data: sys::nvmlEventData_t = unsafe { std::mem::zeroed() };
@@ -96,8 +95,8 @@ impl<'d> EventSet<'d> {
 
 impl Drop for EventSet<'_> {
     fn drop(&mut self) {
-        // SAFETY: the set was created by this session, which outlives it. Its result is of no
-        // consequence: the set is not used again.
+        // SAFETY: the set was created by this session, which outlives it. The result does not matter, because
+        // the set is not used again.
         let _ = unsafe { nvml!(self.driver, nvmlEventSetFree(self.set)) };
     }
 }

@@ -1,12 +1,11 @@
-//! GPU instances: listing, creating at a placement, destroying, each read back.
+//! GPU instances: list, create at a placement, destroy; each change is read back.
 //!
-//! NVML lists instances by profile, so one of a profile that this build does not know would stay
-//! unseen, and a plan would run into it. Therefore ids are swept too: they are physical slots,
-//! 0 to 14.
+//! NVML lists instances by profile, so instances of unknown profiles would stay invisible, and a plan would
+//! collide with them. Therefore ids are tried too: they are physical slots, 0 to 14.
 //!
-//! A session may list handles of instances that others have destroyed since. They are passed over:
-//! whatever really stands has an id. An id whose handle the driver gives out and then refuses is
-//! another matter: that session no longer tells what is there, and its reading fails.
+//! A session may list handles of instances that other programs have destroyed. They are skipped, because every
+//! existing instance is found by its id. If the driver returns a handle for an id and then refuses it, the
+//! session is outdated, and its reading fails.
 
 use gpush_api::Placement;
 use nvml_wrapper_sys::bindings::{self as sys, nvmlGpuInstance_t};
@@ -14,15 +13,14 @@ use nvml_wrapper_sys::bindings::{self as sys, nvmlGpuInstance_t};
 use super::{Gpu, compute_instance::OpenGpuInstance, profiles::placement};
 use crate::error::{DriverError, ErrorKind};
 
-/// Ids swept: one past the largest that NVIDIA's numbering has.
+/// Ids to try: one more than the largest in NVIDIA's numbering.
 const IDS: u32 = 15;
 
 impl<'d> Gpu<'d> {
-    /// All GPU instances, by id, those of unknown profiles included. `profile_ids` are the known
-    /// ones.
+    /// Returns all GPU instances by id, including those of unknown profiles. `profile_ids` are the known ones.
     ///
     /// # Errors
-    /// Those of the calls.
+    /// Errors of the calls.
     pub fn gpu_instances(&self, profile_ids: &[u32]) -> Result<Vec<OpenGpuInstance<'d>>, DriverError> {
         let mut found: Vec<OpenGpuInstance<'d>> = Vec::new();
         for profile_id in profile_ids {
@@ -39,7 +37,7 @@ impl<'d> Gpu<'d> {
             if found.iter().any(|known| known.id == id) {
                 continue;
             }
-            // One destroyed by somebody else between the two calls has no handle the second time.
+            // If another program destroyed it between the two calls, the second one finds no handle.
             match self.seek(id) {
                 Err(error) if error.kind.is_stale_handle() => found.extend(self.seek(id)?),
                 other => found.extend(other?),
@@ -58,16 +56,16 @@ impl<'d> Gpu<'d> {
         };
         match result {
             Ok(()) => Ok(list.into_iter().take(count as usize).collect()),
-            // A driver may refuse to list a profile that it describes, on a part without it.
+            // A driver may describe a profile that the part lacks, and then refuse to list it.
             Err(error) if matches!(error.kind, ErrorKind::NotSupported | ErrorKind::InvalidArgument) => Ok(Vec::new()),
             Err(error) => Err(error.on(&self.uuid)),
         }
     }
 
-    /// The GPU instance of an id; `None` when there is none.
+    /// Returns the GPU instance with an id; `None` if there is none.
     ///
     /// # Errors
-    /// Those of the calls, but not `NotFound`.
+    /// Errors of the calls, except `NotFound`.
     pub fn find_gpu_instance(&self, id: u32) -> Result<Option<OpenGpuInstance<'d>>, DriverError> {
         match self.seek(id) {
             Err(error) if error.kind.is_stale_handle() => Ok(None),
@@ -75,7 +73,7 @@ impl<'d> Gpu<'d> {
         }
     }
 
-    /// The same, but a handle that the driver gives out and then refuses is an error.
+    /// As `find_gpu_instance`, but a handle that the driver returns and then refuses is an error.
     fn seek(&self, id: u32) -> Result<Option<OpenGpuInstance<'d>>, DriverError> {
         let mut handle: nvmlGpuInstance_t = std::ptr::null_mut();
         // SAFETY: the call writes one pointer.
@@ -86,7 +84,7 @@ impl<'d> Gpu<'d> {
         }
     }
 
-    /// The same, for callers that need it to be there.
+    /// As `find_gpu_instance`, but a missing instance is an error.
     pub(super) fn gpu_instance(&self, id: u32) -> Result<OpenGpuInstance<'d>, DriverError> {
         self.find_gpu_instance(id)?.ok_or_else(|| {
             DriverError::new(ErrorKind::NotFound, "nvmlDeviceGetGpuInstanceById")
@@ -109,11 +107,11 @@ impl<'d> Gpu<'d> {
         })
     }
 
-    /// Creates a GPU instance of a profile at a placement, and reads it back: profile and
-    /// placement must be those asked for, and the driver must find it by its id.
+    /// Creates a GPU instance of a profile at a placement, and reads it back: profile and placement must be as
+    /// requested, and the driver must find it by its id.
     ///
     /// # Errors
-    /// Those of the calls; `NotReflected` when reading back shows something else.
+    /// Errors of the calls; `NotReflected` if it reads back differently.
     pub fn create_gpu_instance(&self, profile_id: u32, at: Placement) -> Result<OpenGpuInstance<'d>, DriverError> {
         let wanted = sys::nvmlGpuInstancePlacement_t { start: at.start.into(), size: at.size.into() };
         let mut handle: nvmlGpuInstance_t = std::ptr::null_mut();
@@ -140,19 +138,19 @@ impl<'d> Gpu<'d> {
         Err(unseen(format!("profile {profile} at {}:{} is there instead", placement.start, placement.size)))
     }
 
-    /// Destroys a compute instance and sees it gone.
+    /// Destroys a compute instance and verifies that it is gone.
     ///
     /// # Errors
-    /// `NotFound` when either instance is not there, else those of
+    /// `NotFound` if either instance does not exist; otherwise errors of
     /// [`OpenGpuInstance::destroy_compute_instance`].
     pub fn destroy_compute_instance(&self, gi: u32, ci: u32) -> Result<(), DriverError> {
         self.gpu_instance(gi)?.destroy_compute_instance(ci)
     }
 
-    /// Destroys a GPU instance and sees it gone.
+    /// Destroys a GPU instance and verifies that it is gone.
     ///
     /// # Errors
-    /// Those of the calls; `NotReflected` when it is still found.
+    /// Errors of the calls; `NotReflected` if it is still found.
     pub fn destroy_gpu_instance(&self, id: u32) -> Result<(), DriverError> {
         let instance = self.gpu_instance(id)?;
         // SAFETY: `handle` came from this session; a stale one is refused by the driver.

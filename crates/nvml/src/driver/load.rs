@@ -1,4 +1,4 @@
-//! Loading the library and opening a session, with every way in which that fails told apart.
+//! Loading the library and opening a session, with a distinct error for each cause of failure.
 
 use std::{
     ffi::{CStr, OsStr, c_void},
@@ -10,23 +10,23 @@ use nvml_wrapper::{Nvml, error::NvmlError};
 use super::{Driver, wrapped};
 use crate::error::{DriverError, ErrorKind};
 
-/// What the loader searches for when no path is given.
+/// The name for the loader if no path is given.
 pub(crate) const SONAME: &str = "libnvidia-ml.so.1";
 
-/// The symbol by which gpush's simulator says what it is.
+/// The symbol that identifies gpush's simulator.
 const SIMULATOR: &[u8] = b"gpush_sim\0";
 
 impl Driver {
     /// Loads `library`, or `libnvidia-ml.so.1` by the loader's search, and opens a session.
     ///
     /// # Errors
-    /// `LibraryMissing` when it can't be loaded, `NotNvml` when it lacks `nvmlInit_v2`, else what
-    /// init returned: `DriverNotLoaded`, `LibRmVersionMismatch`, `NoPermission` …
+    /// `LibraryMissing` if it cannot be loaded, `NotNvml` if it lacks `nvmlInit_v2`; otherwise the result of
+    /// init: `DriverNotLoaded`, `LibRmVersionMismatch`, `NoPermission` …
     pub fn load(library: Option<&Path>) -> Result<Self, DriverError> {
         let name: &OsStr = library.map_or(OsStr::new(SONAME), Path::as_os_str);
         let nvml = Nvml::builder().lib_path(name).init().map_err(|error| explain(name, error))?;
         let library = loaded_path(&nvml).unwrap_or_else(|| PathBuf::from(name)).display().to_string();
-        // SAFETY: only the symbol's presence is looked at, it is never called or read.
+        // SAFETY: only the symbol's presence is checked; it is never called or read.
         let simulated = unsafe { nvml.lib().__library.get::<*const c_void>(SIMULATOR) }.is_ok();
         Ok(Self { nvml, library, simulated })
     }
@@ -45,12 +45,12 @@ fn explain(name: &OsStr, error: NvmlError) -> DriverError {
     }
 }
 
-/// The loader's message, with the library named once.
+/// Returns the loader's message, with the library named once.
 fn loader_words(path: &str, message: &str) -> String {
     if message.contains(path) { message.to_owned() } else { format!("{path}: {message}") }
 }
 
-/// The file that the loader took, which a search by name leaves open.
+/// Returns the path of the file that the loader found by its search.
 fn loaded_path(nvml: &Nvml) -> Option<PathBuf> {
     use std::os::unix::ffi::OsStrExt;
     let address = *nvml.lib().nvmlInit_v2.as_ref().ok()? as *const c_void;
@@ -60,7 +60,7 @@ fn loaded_path(nvml: &Nvml) -> Option<PathBuf> {
         dli_sname: std::ptr::null(),
         dli_saddr: std::ptr::null_mut(),
     };
-    // SAFETY: `address` is a function of a loaded library, `info` is ours.
+    // SAFETY: `address` is a function of a loaded library, `info` is a local variable.
     if unsafe { libc::dladdr(address, &raw mut info) } == 0 || info.dli_fname.is_null() {
         return None;
     }

@@ -1,8 +1,8 @@
-//! Finding GPUs: by index, by PCI address, by UUID, and who they are.
+//! Lookup of GPUs by index, PCI address and UUID, and reading their identities.
 //!
-//! An index shifts when a GPU is lost, and a search by UUID touches every GPU, also one that
-//! hangs. So a GPU is found by the index that it had when last listed, then by its PCI address,
-//! both checked against the UUID, and only then by search.
+//! An index shifts when a GPU is lost, and a search by UUID touches every GPU, including one that hangs. So a
+//! GPU is looked up by its last known index, then by its PCI address, both verified by the UUID, and only then
+//! by search.
 
 use std::ffi::CString;
 
@@ -18,10 +18,10 @@ use crate::{
 };
 
 impl Driver {
-    /// The GPU at an index of this session.
+    /// Returns the GPU at an index of this session.
     ///
     /// # Errors
-    /// Those of the calls; the error names the GPU as `index N`.
+    /// Errors of the calls; they name the GPU as `index N`.
     pub fn gpu_by_index(&self, index: u32) -> Result<Gpu<'_>, DriverError> {
         let mut handle: nvmlDevice_t = std::ptr::null_mut();
         // SAFETY: `handle` outlives the call, which writes one pointer.
@@ -30,10 +30,10 @@ impl Driver {
             .map_err(|e| e.on(format!("index {index}")))
     }
 
-    /// The GPU meant, matched by UUID whatever its index is by now.
+    /// Returns the GPU with this UUID, whatever its index is now.
     ///
     /// # Errors
-    /// `GpuNotFound` when this session has no such GPU, else those of the calls.
+    /// `GpuNotFound` if this session has no such GPU; otherwise errors of the calls.
     pub fn find(&self, wanted: &GpuRef) -> Result<Gpu<'_>, DriverError> {
         if let Some(index) = wanted.index
             && let Ok(gpu) = self.gpu_by_index(index)
@@ -84,17 +84,17 @@ impl Driver {
         Ok(Gpu { driver: self, handle, index, uuid })
     }
 
-    /// A handle as nvml-wrapper's type, for the calls that it wraps well.
+    /// Returns a handle as nvml-wrapper's type, for the calls that it wraps well.
     pub(super) fn device(&self, handle: nvmlDevice_t) -> Device<'_> {
         // SAFETY: handles come from this session, and the wrapper borrows the session.
         unsafe { Device::new(handle, &self.nvml) }
     }
 
-    /// All GPUs of this session, each with its identity or the reason why that can't be told.
-    /// Those in `skip` are not touched.
+    /// Lists all GPUs of this session, each with its identity or the reason why it cannot be read. GPUs in
+    /// `skip` are not touched.
     ///
     /// # Errors
-    /// When not even their number can be told.
+    /// If even the number of GPUs cannot be read.
     pub fn list(&self, skip: &[GpuRef]) -> Result<Vec<Listed>, DriverError> {
         let listed = (0..self.count()?).map(|index| {
             let skipped = skip.iter().find(|gpu| gpu.index == Some(index));
@@ -109,10 +109,10 @@ impl Driver {
 }
 
 impl Gpu<'_> {
-    /// What it is, whatever its state.
+    /// Reads the fixed properties.
     ///
     /// # Errors
-    /// Those of the calls.
+    /// Errors of the calls.
     pub fn identity(&self) -> Result<Identity, DriverError> {
         self.identify().map_err(|e| e.on(&self.uuid))
     }

@@ -1,14 +1,13 @@
 //! NVML in this process: a safe, complete MIG layer.
 //!
-//! nvml-wrapper loads the library, keeps the session and wraps what identifies a GPU. Instances
-//! are not wrapped there, and its `possible_placements` always answers with nothing, so all of
-//! MIG goes through the raw functions that it exposes. A function that the library lacks is an
-//! error of that call alone ([`ErrorKind::MissingSymbol`]); a profile index that the driver does
-//! not know is skipped.
+//! nvml-wrapper loads the library, keeps the session and wraps the identification of GPUs. It does not wrap
+//! instances, and its `possible_placements` is always empty, so all of MIG uses the raw functions that it
+//! exposes. If the library lacks a function, only that call fails ([`ErrorKind::MissingSymbol`]); a profile
+//! index that the driver does not know is skipped.
 //!
-//! One file a subject: `load` the library, `system` versions, `lookup` of GPUs, `reading` of a
-//! whole GPU, `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode` (MIG),
-//! `compute_mode`, `processes`, `events`, `nvlink`, and `names` for drivers too old to name their profiles.
+//! One file per subject: `load` the library, `system` versions, `lookup` of GPUs, `reading` of a whole GPU,
+//! `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode` (MIG), `compute_mode`,
+//! `processes`, `events`, `nvlink`, `sensors`, and `names` for drivers too old to name their profiles.
 #![allow(unsafe_code)] // NVML is a C library: every call into it is unsafe.
 
 use nvml_wrapper::{Nvml, error::NvmlError};
@@ -39,6 +38,7 @@ mod nvlink;
 mod processes;
 mod profiles;
 mod reading;
+mod sensors;
 mod system;
 
 pub use events::EventSet;
@@ -57,7 +57,7 @@ impl Driver {
         self.nvml.lib()
     }
 
-    /// Whether the library is gpush's simulator.
+    /// Returns whether the library is gpush's simulator.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.simulated
@@ -74,7 +74,7 @@ pub struct Gpu<'d> {
 }
 
 impl Gpu<'_> {
-    /// `GPU-<uuid>`.
+    /// Returns `GPU-<uuid>`.
     #[must_use]
     pub fn uuid(&self) -> &str {
         &self.uuid
@@ -89,7 +89,7 @@ fn absent(function: &str, error: &impl std::fmt::Display) -> DriverError {
     DriverError::new(ErrorKind::MissingSymbol, function).detail(error.to_string())
 }
 
-/// An error of nvml-wrapper's own functions as ours.
+/// Converts an error of nvml-wrapper.
 fn wrapped(function: &'static str) -> impl FnOnce(NvmlError) -> DriverError {
     move |error| match error {
         NvmlError::FailedToLoadSymbol(text) => DriverError::new(ErrorKind::MissingSymbol, function).detail(text),
@@ -111,13 +111,13 @@ fn wrapped(function: &'static str) -> impl FnOnce(NvmlError) -> DriverError {
     }
 }
 
-/// A count or a figure of the driver in the width that we keep it in; one that does not fit is
-/// the largest of that width, which no capacity rule mistakes for room.
+/// Converts a number of the driver to a narrower type. One that does not fit becomes the type's maximum, which
+/// no capacity rule takes for free capacity.
 fn narrow<T: TryFrom<u32>>(value: u32, largest: T) -> T {
     T::try_from(value).unwrap_or(largest)
 }
 
-/// Text in a fixed C buffer, up to its first NUL.
+/// Returns the text in a fixed C buffer, up to its first NUL.
 fn text(buffer: &[std::os::raw::c_char]) -> Option<String> {
     let bytes: Vec<u8> = buffer.iter().take_while(|c| **c != 0).map(|c| c.to_ne_bytes()[0]).collect();
     String::from_utf8(bytes).ok()

@@ -1,4 +1,4 @@
-//! MIG mode: reading it, and switching it without believing a bare success.
+//! MIG mode: reading it, and changing it with verification.
 
 use nvml_wrapper_sys::bindings as sys;
 
@@ -11,17 +11,17 @@ use crate::{
 /// MIG mode of a GPU that has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MigMode {
-    /// In force.
+    /// Now.
     pub enabled: bool,
     /// After the next reset.
     pub pending: bool,
 }
 
 impl Gpu<'_> {
-    /// MIG mode; `None` on a part or a driver without MIG.
+    /// Reads the MIG mode; returns `None` on a part or a driver without MIG.
     ///
     /// # Errors
-    /// Those of the call, but not `NotSupported`.
+    /// Errors of the call, except `NotSupported`.
     pub fn mig_mode(&self) -> Result<Option<MigMode>, DriverError> {
         let (mut current, mut pending) = (0, 0);
         // SAFETY: the call writes two integers.
@@ -37,11 +37,11 @@ impl Gpu<'_> {
         }
     }
 
-    /// Switches MIG mode. The call may succeed without effect: its activation status says why, and
-    /// the mode read back says what is.
+    /// Changes MIG mode. The call may succeed without effect: its activation status gives the reason, and the
+    /// mode is read back.
     ///
     /// # Errors
-    /// Those of the calls.
+    /// Errors of the calls.
     pub fn set_mig_mode(&self, enabled: bool) -> Result<ModeChange, DriverError> {
         let wanted = if enabled { sys::NVML_DEVICE_MIG_ENABLE } else { sys::NVML_DEVICE_MIG_DISABLE };
         let mut status = 0;

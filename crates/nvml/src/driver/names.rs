@@ -1,7 +1,7 @@
-//! Profile names for drivers too old to tell them (before `nvmlDeviceGetGpuInstanceProfileInfoV`).
+//! Profile names for drivers too old to report them (before `nvmlDeviceGetGpuInstanceProfileInfoV`).
 //!
-//! The rule is NVIDIA's own (go-nvlib): memory is the profile's share of the board, rounded up to
-//! eighths, of the board's whole GiB. Attributes come from the profile's index.
+//! The rule is NVIDIA's own (go-nvlib): memory is the profile's share of the board, rounded up to eighths, of
+//! the board's whole GiB. The profile's index determines its attributes.
 
 use std::cmp::Reverse;
 
@@ -11,7 +11,7 @@ use nvml_wrapper_sys::bindings as sys;
 /// Index of the 3-slice graphics profile, which nvml-wrapper-sys does not name yet.
 const GPU_INSTANCE_PROFILE_3_SLICE_GFX: u32 = 17;
 
-/// `3g.40gb` from slices, memory of the profile and of the board (MiB), and profile index.
+/// Computes a name such as `3g.40gb` from slices, memory of profile and board (MiB), and profile index.
 pub(super) fn gpu_profile(slices: u8, memory_mib: u64, board_mib: u64, index: u32) -> String {
     let eighths = (memory_mib * 8).div_ceil(board_mib.max(1));
     let board_gib = board_mib.div_ceil(1024);
@@ -19,12 +19,12 @@ pub(super) fn gpu_profile(slices: u8, memory_mib: u64, board_mib: u64, index: u3
     format!("{slices}g.{gib}gb{}", attribute(index))
 }
 
-/// Names the compute instance profiles of a GPU instance profile: those without a name, and those that share a
-/// name with another one.
+/// Names the compute instance profiles of a GPU instance profile: those without a name, and those with equal
+/// names.
 ///
-/// The profile that takes the whole GPU instance has its name, the others are `Nc.NAME`. Two profiles can have as
-/// many slices as the GPU instance (indexes 0 and 7 of a double-memory `1g` from Hopper on): the one with most
-/// streaming multiprocessors is the whole, and index 7 where they have as many.
+/// The profile that uses the whole GPU instance has its name, the others are `Nc.NAME`. Two profiles can have
+/// as many slices as the GPU instance (indexes 0 and 7 of a double-memory `1g` from Hopper on). Then the one
+/// with more streaming multiprocessors is the whole; if they are equal, index 7 is.
 pub(super) fn compute_profiles(profiles: &mut [ComputeProfile], gpu_profile: &GpuProfile) {
     let all = profiles.iter().enumerate().filter(|(_, profile)| profile.slices == gpu_profile.slices);
     let whole = all
@@ -45,7 +45,7 @@ pub(super) fn compute_profiles(profiles: &mut [ComputeProfile], gpu_profile: &Gp
     }
 }
 
-/// The driver's name without its `MIG ` prefix.
+/// Returns the driver's name without its `MIG ` prefix.
 pub(super) fn plain(name: &str) -> String {
     name.strip_prefix("MIG ").unwrap_or(name).trim().to_owned()
 }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rule_gives_every_known_name() {
+    fn rule_gives_every_known_name() {
         let mut tried = 0;
         let mut wrong = Vec::new();
         for key in gpush_geometry::KEYS {
@@ -78,7 +78,7 @@ mod tests {
                 if name != profile.name {
                     wrong.push(format!("{key}: {name} for {}", profile.name));
                 }
-                // Memory that another driver generation reports makes the same name.
+                // Memory reported by another driver generation gives the same name.
                 for variant in &profile.variants {
                     let name = gpu_profile(profile.slices, variant.memory_mib, model.board_memory_mib, profile.index);
                     assert_eq!(name, profile.name, "{key}: {}", variant.source);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_prefix_goes() {
+    fn name_prefix_is_removed() {
         assert_eq!(plain("MIG 1g.10gb+me"), "1g.10gb+me");
         assert_eq!(plain("1g.10gb"), "1g.10gb");
     }

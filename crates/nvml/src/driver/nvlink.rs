@@ -1,7 +1,7 @@
-//! Where the NVLink ports of a GPU lead: to an NVSwitch, to another GPU, nowhere.
+//! Peers of a GPU's NVLink ports: an NVSwitch, another GPU, or none.
 //!
-//! Asked of each port by the type of what is at its other end, not by whether the link is up: one that
-//! is down joins the GPUs for a reset all the same.
+//! The query is for the type of the peer, not for the link's state: a link that is down still joins the GPUs
+//! for a reset.
 
 use gpush_api::NvLink;
 use nvml_wrapper_sys::bindings as sys;
@@ -9,14 +9,14 @@ use nvml_wrapper_sys::bindings as sys;
 use super::Gpu;
 use crate::error::{DriverError, ErrorKind};
 
-/// Most ports that any part of NVML's present headers has (`NVML_NVLINK_MAX_LINKS`).
+/// Maximum number of ports in NVML's present headers (`NVML_NVLINK_MAX_LINKS`).
 const PORTS: u32 = 18;
 
 impl Gpu<'_> {
-    /// Where its ports lead; `None` when none leads anywhere, or the driver is too old to tell.
+    /// Reads the peers of its ports; returns `None` if no port has one, or the driver is too old.
     ///
     /// # Errors
-    /// Those of the calls.
+    /// Errors of the calls.
     pub fn nvlink(&self) -> Result<Option<NvLink>, DriverError> {
         let mut told = NvLink::default();
         for port in 0..PORTS {
@@ -37,7 +37,7 @@ impl Gpu<'_> {
                         told.peers.push(peer);
                     }
                 }
-                // A processor's port, or nothing.
+                // A CPU's port, or no peer.
                 _ => continue,
             }
             told.links += 1;
@@ -46,7 +46,7 @@ impl Gpu<'_> {
         Ok((told.links > 0).then_some(told))
     }
 
-    /// PCI address of the GPU at the other end of a port.
+    /// Reads the PCI address of the GPU at the other end of a port.
     fn peer(&self, port: u32) -> Result<Option<String>, DriverError> {
         // SAFETY: a struct of integers and bytes, for which zeroes are a value.
         let mut pci: sys::nvmlPciInfo_t = unsafe { std::mem::zeroed() };
@@ -59,7 +59,7 @@ impl Gpu<'_> {
     }
 }
 
-/// Whether an error only says that there is nothing to be told.
+/// Returns whether an error only means that there is nothing to report.
 fn silent(error: &DriverError) -> bool {
     matches!(error.kind, ErrorKind::NotSupported | ErrorKind::MissingSymbol | ErrorKind::FunctionNotFound)
 }

@@ -1,8 +1,8 @@
-//! Who uses a GPU: the driver's three process lists, of the whole GPU and of its MIG devices.
+//! Processes on a GPU: the driver's three lists, for the whole GPU and for its MIG devices.
 //!
-//! On a MIG-enabled GPU the parent's lists name GPU and compute instance of each process, when
-//! the caller may see that; the lists of a MIG device's own handle need no such right. Both are
-//! read and merged. Memory of a process is unknown under some drivers, never zero.
+//! On a MIG-enabled GPU, the lists of the whole GPU name each process's GPU and compute instance if the caller
+//! has permission; the lists of a MIG device's own handle need none. gpush reads and merges both. Under some
+//! drivers a process's memory is unknown; it is then absent, not zero.
 
 use gpush_api::{Process, ProcessKind};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t};
@@ -10,20 +10,20 @@ use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlProcessInfo_v1_t
 use super::{Driver, Gpu};
 use crate::error::{DriverError, ErrorKind};
 
-/// What the driver writes where it has no figure.
+/// The driver's value for an unknown amount of memory.
 const NO_MEMORY: u64 = u64::MAX;
 
-/// Instance ids of a process that is in none.
+/// The driver's instance id for a process outside instances.
 const NO_INSTANCE: u32 = u32::MAX;
 
-/// Most entries that a process list may have. A host's processes are at most 4 million by default, and those
-/// on one GPU a few thousand at most; a driver that claims more is not believed.
+/// Maximum length of a process list. A host has at most 4 million processes by default, and a GPU a few
+/// thousand; a larger number from the driver is an error.
 const MOST_ENTRIES: usize = 1 << 16;
 
-/// Rounds of growing the buffer before giving up: processes may start faster than we ask.
+/// Attempts to grow the buffer: processes may start between the queries.
 const ROUNDS: u32 = 8;
 
-/// What is done here, for errors.
+/// Name of this work in errors.
 const LISTING: &str = "listing processes";
 
 /// An entry of a process list.
@@ -33,16 +33,16 @@ pub(super) struct Entry {
     pub(super) pid: u32,
     /// List in which it was found.
     pub(super) kind: ProcessKind,
-    /// Bytes in use, when the driver tells.
+    /// Bytes in use, if the driver reports them.
     pub(super) memory: Option<u64>,
-    /// GPU instance, when it is in one.
+    /// Its GPU instance, if any.
     pub(super) gi: Option<u32>,
-    /// Compute instance, when it is in one.
+    /// Its compute instance, if any.
     pub(super) ci: Option<u32>,
 }
 
 impl Entry {
-    /// As the API shows it; user and command are the agent's to find.
+    /// Returns the API's form; the agent adds user and command.
     pub(super) fn describe(&self) -> Process {
         Process {
             pid: Some(self.pid),
@@ -56,11 +56,11 @@ impl Entry {
 }
 
 impl Gpu<'_> {
-    /// The process lists of the GPU, or of one of its MIG devices.
+    /// Reads the process lists of the GPU, or of one of its MIG devices.
     ///
     /// # Errors
-    /// Those of the calls. A list that the library or the part lacks is empty, but not that of
-    /// compute processes: without it nothing is known.
+    /// Errors of the calls. A list that the library or the part lacks counts as empty, except that of compute
+    /// processes, which is essential.
     pub(super) fn processes(&self, of: nvmlDevice_t) -> Result<Vec<Entry>, DriverError> {
         let mut all = Vec::new();
         for kind in [ProcessKind::Compute, ProcessKind::Graphics, ProcessKind::MpsClient] {
@@ -75,7 +75,7 @@ impl Gpu<'_> {
         Ok(all)
     }
 
-    /// The GPU's own handle, for [`Self::processes`].
+    /// Returns the GPU's own handle, for [`Self::processes`].
     pub(super) fn own(&self) -> nvmlDevice_t {
         self.handle
     }
@@ -116,8 +116,8 @@ impl Driver {
             Ok(list) => Ok(list.iter().map(|info| placed(info, kind)).collect()),
             Err(error) if error.kind == ErrorKind::MissingSymbol => {
                 let list = grow(|count, buffer: *mut nvmlProcessInfo_v1_t| {
-                    // SAFETY: the unversioned functions write the 16-byte first form, whatever
-                    // type the bindings give their pointer.
+                    // SAFETY: the unversioned functions write the 16-byte first version, whatever type the
+                    // bindings give their pointer.
                     unsafe {
                         match kind {
                             ProcessKind::Compute => {
@@ -139,11 +139,11 @@ impl Driver {
     }
 }
 
-/// Reads a list whose length the driver reports: first with no room, then with what it wants and a little
-/// more, again when the list has grown meanwhile.
+/// Reads a list whose length the driver reports: first with an empty buffer, then with the requested size plus
+/// a reserve, and again if the list has grown.
 ///
 /// # Errors
-/// Those of `ask`; `Garbled` for a length that no list has.
+/// Errors of `ask`; `Garbled` for an impossible length.
 fn grow<T: Clone + Blank>(
     mut ask: impl FnMut(*mut u32, *mut T) -> Result<(), DriverError>,
 ) -> Result<Vec<T>, DriverError> {
@@ -153,7 +153,7 @@ fn grow<T: Clone + Blank>(
         let mut count = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
         let pointer = if buffer.is_empty() { std::ptr::null_mut() } else { buffer.as_mut_ptr() };
         match ask(&raw mut count, pointer) {
-            // More entries than there was room for were not written.
+            // Entries beyond the buffer's size were not written.
             Ok(()) if count as usize > buffer.len() => return Err(garbled(count)),
             Ok(()) => {
                 buffer.truncate(count as usize);
@@ -177,7 +177,7 @@ fn garbled(count: u32) -> DriverError {
     DriverError::new(ErrorKind::Garbled, LISTING).detail(format!("a list of {count} entries"))
 }
 
-/// The empty entry of a process list.
+/// A list entry that can be created empty.
 trait Blank {
     fn blank() -> Self;
 }
@@ -205,9 +205,8 @@ fn unplaced(info: &sys::nvmlProcessInfo_v1_t, kind: ProcessKind) -> Entry {
     Entry { pid: info.pid, kind, memory, gi: None, ci: None }
 }
 
-/// One list of several: each process once an instance and kind, and an MPS client not once more
-/// as the compute process that it also is. An entry without instance is dropped where the same
-/// process is known to be in one.
+/// Merges lists into one with each process once for each instance and kind. An MPS client is dropped from the
+/// compute processes. An entry without instance is dropped if the process is also listed in one.
 pub(super) fn merge(entries: &[Entry]) -> Vec<Entry> {
     let mut merged: Vec<Entry> = Vec::new();
     for entry in entries {
@@ -216,7 +215,7 @@ pub(super) fn merge(entries: &[Entry]) -> Vec<Entry> {
         let client = entry.kind == ProcessKind::Compute
             && entries.iter().any(|other| same(other) && other.kind == ProcessKind::MpsClient);
         let elsewhere = entry.gi.is_none() && entries.iter().any(|other| other.pid == entry.pid && other.gi.is_some());
-        // Charged to the GPU instance, and listed by one of its compute instances as well.
+        // Listed in the GPU instance, and also in one of its compute instances.
         let within = entry.gi.is_some()
             && entry.ci.is_none()
             && entries.iter().any(|other| (other.pid, other.gi) == (entry.pid, entry.gi) && other.ci.is_some());
@@ -237,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_its_compute_instance_lists_is_not_charged_to_the_gpu_instance_too() {
+    fn process_of_a_ci_is_not_listed_for_its_gpu_instance() {
         let within = entry(7, ProcessKind::Compute, Some(1));
         let charged = Entry { ci: None, ..within };
         assert_eq!(merge(&[charged, within]), [within]);
@@ -245,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_seen_in_two_lists_is_one() {
+    fn process_in_two_lists_is_merged() {
         let merged = merge(&[
             entry(7, ProcessKind::Compute, Some(1)),
             entry(7, ProcessKind::Compute, Some(1)),
@@ -268,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_figures_are_absent() {
+    fn absent_figures_stay_absent() {
         let info = nvmlProcessInfo_v2_t {
             pid: 5,
             usedGpuMemory: u64::MAX,
@@ -281,11 +280,11 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_grows_while_asked_is_read_whole() {
+    fn list_that_grows_during_a_read_is_read_completely() {
         let mut population = 3_u32;
         let mut births = 2;
         let list = grow(|count, buffer: *mut nvmlProcessInfo_v1_t| {
-            // SAFETY: `grow` hands out a pointer to `*count` entries, or null and zero.
+            // SAFETY: `grow` passes a pointer to `*count` entries, or null and zero.
             let room = unsafe { *count };
             // SAFETY: as above.
             unsafe { *count = population };
@@ -312,16 +311,16 @@ mod tests {
             let mut calls = 0;
             let result = grow(|wanted, _: *mut nvmlProcessInfo_v2_t| {
                 calls += 1;
-                // SAFETY: `wanted` is `grow`'s own.
+                // SAFETY: `wanted` belongs to `grow`.
                 unsafe { *wanted = count };
                 Err(DriverError::new(ErrorKind::InsufficientSize, "x"))
             });
             let error = result.map(|list| list.len()).unwrap_err();
             assert_eq!((&error.kind, calls), (&ErrorKind::Garbled, 1), "{count}: {error}");
         }
-        // Success with more entries than there was room for.
+        // Success with more entries than the buffer can hold.
         let result = grow(|wanted, _: *mut nvmlProcessInfo_v2_t| {
-            // SAFETY: `wanted` is `grow`'s own.
+            // SAFETY: `wanted` belongs to `grow`.
             unsafe { *wanted = 5 };
             Ok(())
         });
@@ -329,9 +328,9 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_never_fits_is_an_error() {
+    fn list_that_never_fits_is_an_error() {
         let result = grow(|count, _: *mut nvmlProcessInfo_v1_t| {
-            // SAFETY: `count` is `grow`'s own.
+            // SAFETY: `count` belongs to `grow`.
             unsafe { *count += 100 };
             Err(DriverError::new(ErrorKind::InsufficientSize, "x"))
         });

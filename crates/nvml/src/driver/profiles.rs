@@ -1,9 +1,8 @@
-//! GPU instance profiles: what the part offers, where, and how many more.
+//! GPU instance profiles: those of the part, their placements, and their remaining capacity.
 //!
-//! A profile is asked for by NVML's enum index. Which indexes a driver knows is its own affair:
-//! all up to [`INDEXES`] are asked, and those that it refuses are skipped. Of the three versions
-//! of the question the newest that the library has is taken; only the first one goes without a
-//! name, which [`super::names`] then makes.
+//! NVML queries a profile by its enum index. Drivers differ in the indexes that they know, so all up to
+//! [`INDEXES`] are queried, and refused ones are skipped. The newest of the three query versions in the library
+//! is used. Only the first one returns no name; [`super::names`] then computes it.
 
 use gpush_api::{Engines, GpuProfile, Placement};
 use nvml_wrapper_sys::bindings as sys;
@@ -11,19 +10,19 @@ use nvml_wrapper_sys::bindings as sys;
 use super::{Gpu, names, narrow, text};
 use crate::error::{DriverError, ErrorKind};
 
-/// Enum indexes asked for. NVML 13 has 18; the rest is room for newer drivers.
+/// Enum indexes to query. NVML 13 has 18; the rest is for newer drivers.
 pub(super) const INDEXES: u32 = 32;
 
-/// Entries that fit any list of NVML's about one GPU.
+/// Buffer length that suffices for any of NVML's lists about one GPU.
 const ENTRIES: usize = 64;
 
-/// The version word of an NVML struct: its size, and its version in the top byte.
+/// Returns the version word of an NVML struct: its size, and its version in the top byte.
 pub(super) fn version<T>(version: u32) -> u32 {
     u32::try_from(size_of::<T>()).unwrap_or_default() | version << 24
 }
 
-/// Whether an older form of the same question may still be answered. Drivers that predate a
-/// version refuse it in several ways, also as a plain invalid argument.
+/// Returns whether to try an older version of the query. Drivers that predate a version refuse it in several
+/// ways, some as an invalid argument.
 pub(super) fn ask_older(error: &DriverError) -> bool {
     matches!(
         error.kind,
@@ -35,12 +34,12 @@ pub(super) fn ask_older(error: &DriverError) -> bool {
     )
 }
 
-/// Whether the driver means that there is no profile at this index.
+/// Returns whether the driver has no profile at this index.
 pub(super) fn no_such_profile(error: &DriverError) -> bool {
     matches!(error.kind, ErrorKind::InvalidArgument | ErrorKind::NotSupported | ErrorKind::NotFound)
 }
 
-/// Figures of a profile, whatever version they came in.
+/// Properties of a profile, from any version of the query.
 struct Figures {
     id: u32,
     slices: u32,
@@ -57,11 +56,11 @@ struct Figures {
 }
 
 impl Gpu<'_> {
-    /// All profiles that the driver offers on this GPU, smallest first, without remaining
-    /// capacity and compute instance profiles. `board_mib` is the memory of the whole GPU.
+    /// Returns all profiles of this GPU, smallest first, without remaining capacity and compute instance
+    /// profiles. `board_mib` is the memory of the whole GPU.
     ///
     /// # Errors
-    /// Those of the calls, but not "no such profile".
+    /// Errors of the calls, except "no such profile".
     pub fn gpu_profiles(&self, board_mib: u64) -> Result<Vec<GpuProfile>, DriverError> {
         let mut profiles = Vec::new();
         for index in 0..INDEXES {
@@ -177,13 +176,13 @@ impl Gpu<'_> {
         })
     }
 
-    /// Possible placements of a profile, by its id, in the driver's order. The older form of the
-    /// call writes the same struct and knows fewer profiles.
+    /// Returns the possible placements of a profile, by its id, in the driver's order. The older version of the
+    /// call fills the same struct and knows fewer profiles.
     fn placements(&self, profile_id: u32) -> Result<Vec<Placement>, DriverError> {
         let mut list = [sys::nvmlGpuInstancePlacement_t { start: 0, size: 0 }; ENTRIES];
         let mut count = 0;
         let counted = list.as_mut_ptr();
-        // SAFETY: a null list asks for the number of entries only.
+        // SAFETY: a null list queries only the number of entries.
         let how_many = unsafe {
             nvml!(
                 self.driver,
@@ -207,8 +206,7 @@ impl Gpu<'_> {
                 }?;
             }
             Err(error) if error.kind == ErrorKind::MissingSymbol => {
-                // SAFETY: the first form writes at most one entry a slice, fewer than there is
-                // room for.
+                // SAFETY: the first version writes at most one entry per slice, fewer than fit.
                 unsafe {
                     nvml!(
                         self.driver,
@@ -221,11 +219,11 @@ impl Gpu<'_> {
         Ok(list.iter().take(count as usize).map(|p| placement(p.start, p.size)).collect())
     }
 
-    /// How many more instances of a profile the driver would make; `None` when it does not say
-    /// (with MIG off it never does).
+    /// Returns how many more instances of a profile the driver can create; `None` if it does not report that
+    /// (never with MIG off).
     ///
     /// # Errors
-    /// Those of the call, but not `NotSupported`.
+    /// Errors of the call, except `NotSupported`.
     pub fn remaining(&self, profile_id: u32) -> Result<Option<u8>, DriverError> {
         let mut count = 0;
         // SAFETY: the call writes one integer.
@@ -240,17 +238,17 @@ impl Gpu<'_> {
     }
 }
 
-/// A name that the driver gave, without its prefix; an empty one is none.
+/// Returns the driver's name without its prefix; `None` if it is empty.
 pub(super) fn given(buffer: &[std::os::raw::c_char]) -> Option<String> {
     text(buffer).map(|name| names::plain(&name)).filter(|name| !name.is_empty())
 }
 
-/// A placement in the width of the API.
+/// Converts a placement to the API's integer types.
 pub(super) fn placement(start: u32, size: u32) -> Placement {
     Placement { start: narrow(start, u8::MAX), size: narrow(size, u8::MAX) }
 }
 
-/// Whether the driver's list fits our buffer: the next call would write that many entries.
+/// Checks that the driver's list fits the buffer: the next call would write that many entries.
 pub(super) fn fits(count: u32, function: &str) -> Result<(), DriverError> {
     if count as usize <= ENTRIES {
         return Ok(());

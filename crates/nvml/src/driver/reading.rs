@@ -1,9 +1,8 @@
-//! A whole reading of one GPU, put together from the calls of the other files.
+//! A complete reading of one GPU, combined from the calls of the other files.
 //!
-//! What is wrong with one instance does not hide the others: a GPU instance of an unknown profile
-//! is shown with its id and placement, a figure that can't be read is absent and named in the
-//! warnings. Only what a plan can't do without fails the reading: the memory, MIG mode, profiles,
-//! and the list of instances.
+//! A problem with one instance does not hide the others: a GPU instance of an unknown profile is shown with its
+//! id and placement, and an unreadable value is absent and named in the warnings. The reading fails only
+//! without data that a plan needs: the memory, MIG mode, profiles, and the list of instances.
 
 use gpush_api::{
     ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, NvLink, Placement, USERS_UNKNOWN,
@@ -21,20 +20,20 @@ use crate::{
     reading::{Identity, Reading, ReadingPart, RemappedRows, Unread},
 };
 
-/// What does not change within a driver session, kept by whoever reads the same GPU again: its
-/// profiles, and the compute instance profiles that the driver has told so far.
+/// Data that does not change within a driver session, for repeated readings of one GPU: its profiles, and the
+/// compute instance profiles reported so far.
 #[derive(Debug, Default)]
 pub struct ProfileCache {
     uuid: String,
     profiles: Vec<GpuProfile>,
     told: Vec<(u32, Vec<ComputeProfile>)>,
-    /// Where the NVLink ports lead, by UUID: what is soldered or plugged does not change.
+    /// Peers of the NVLink ports, by UUID: wiring does not change.
     links: Option<(String, Option<NvLink>)>,
 }
 
 impl ProfileCache {
-    /// GPU instance profiles, by id, of which the driver itself told the compute instance
-    /// profiles; of the others they follow a rule.
+    /// Returns the ids of GPU instance profiles whose compute instance profiles came from the driver; those of
+    /// the others follow a rule.
     #[must_use]
     pub fn told(&self) -> Vec<u32> {
         self.told.iter().map(|(id, _)| *id).collect()
@@ -46,10 +45,10 @@ impl ProfileCache {
 }
 
 impl Gpu<'_> {
-    /// Everything about the GPU.
+    /// Reads everything about the GPU.
     ///
     /// # Errors
-    /// Those of the calls without which there is no reading.
+    /// Errors of the calls that a reading cannot do without.
     pub fn read(&self, cache: &mut ProfileCache) -> Result<Reading, DriverError> {
         let identity = self.identity()?;
         let memory = self.memory()?;
@@ -69,6 +68,7 @@ impl Gpu<'_> {
                 mig: None,
                 compute_mode,
                 nvlink,
+                sensors: self.sensors(),
                 processes,
                 processes_known,
                 rows,
@@ -94,7 +94,7 @@ impl Gpu<'_> {
         let profiles = self.read_profiles(cache, &identity, mode.enabled, &mut warnings);
         let mig = Mig {
             enabled: mode.enabled,
-            pending: mode.pending,
+            reset_pending: mode.enabled != mode.pending,
             memory_slices: profiles
                 .iter()
                 .flat_map(|p| &p.placements)
@@ -112,6 +112,7 @@ impl Gpu<'_> {
             mig: Some(mig),
             compute_mode,
             nvlink,
+            sensors: self.sensors(),
             processes,
             processes_known,
             rows,
@@ -119,7 +120,7 @@ impl Gpu<'_> {
         })
     }
 
-    /// What the row remapper has done. Parts before Ampere have none.
+    /// Reads the row remapper counts. Parts before Ampere have none.
     fn remapped_rows(&self, warnings: &mut Vec<Unread>) -> Option<RemappedRows> {
         let mut rows = RemappedRows::default();
         let (mut pending, mut failed) = (0, 0);
@@ -153,8 +154,8 @@ impl Gpu<'_> {
         }
     }
 
-    /// Where the NVLink ports lead, asked for until it is told. Nothing but a reset needs it, so that a
-    /// driver which fails to tell makes no reading worse.
+    /// Returns the peers of the NVLink ports, and queries them until the driver answers. Only resets need them,
+    /// so a failure adds no warning.
     fn cached_links(&self, cache: &mut ProfileCache) -> Option<NvLink> {
         if let Some((uuid, links)) = &cache.links
             && *uuid == self.uuid
@@ -197,7 +198,7 @@ impl Gpu<'_> {
         profiles
     }
 
-    /// A GPU instance with its compute instances, and these by handle.
+    /// Reads a GPU instance with its compute instances and their handles.
     fn read_instance<'d>(
         &self,
         open: &OpenGpuInstance<'d>,
@@ -226,7 +227,7 @@ impl Gpu<'_> {
         Ok((instance, compute))
     }
 
-    /// Asks the driver once for the compute instance profiles of a GPU instance profile.
+    /// Queries the compute instance profiles of a GPU instance profile once.
     fn learn(&self, open: &OpenGpuInstance<'_>, cache: &mut ProfileCache, warnings: &mut Vec<Unread>) {
         if cache.compute(open.profile_id).is_some() {
             return;
@@ -238,8 +239,8 @@ impl Gpu<'_> {
         }
     }
 
-    /// The processes, and whether that is all of them. Of several lists that fail, the first is
-    /// named in the warnings.
+    /// Reads the processes, and whether the lists are complete. If several lists fail, the warning names the
+    /// first.
     fn read_processes(
         &self,
         devices: &[(u32, OpenComputeInstance<'_>)],
@@ -251,7 +252,7 @@ impl Gpu<'_> {
         let whole = own.is_ok();
         match own {
             Ok(own) => entries.extend(own),
-            // Without the right to see all, a MIG GPU still tells of each MIG device.
+            // Without the permission to see all processes, a MIG GPU still lists those of each MIG device.
             Err(error)
                 if matches!(error.kind, ErrorKind::NoPermission | ErrorKind::NotSupported)
                     && !devices.is_empty()
@@ -277,17 +278,17 @@ impl Gpu<'_> {
         (entries, known)
     }
 
-    /// Creates a GPU instance and describes it as a reading would.
+    /// Creates a GPU instance and describes it as a reading does.
     ///
     /// # Errors
-    /// Those of [`Gpu::create_gpu_instance`].
+    /// Errors of [`Gpu::create_gpu_instance`].
     pub fn make_gpu_instance(
         &self,
         profile_id: u32,
         at: Placement,
         cache: &mut ProfileCache,
     ) -> Result<GpuInstance, DriverError> {
-        // Before the mutation, so that a failing read can't hide that it was made.
+        // Read before the mutation, so that a failing read cannot hide the new instance.
         let memory = self.memory()?;
         self.fill(cache, memory)?;
         let open = self.create_gpu_instance(profile_id, at)?;
@@ -304,10 +305,10 @@ impl Gpu<'_> {
         })
     }
 
-    /// Creates a compute instance and describes it as a reading would.
+    /// Creates a compute instance and describes it as a reading does.
     ///
     /// # Errors
-    /// Those of [`OpenGpuInstance::create_compute_instance`].
+    /// Errors of [`OpenGpuInstance::create_compute_instance`].
     pub fn make_compute_instance(
         &self,
         gi: u32,
@@ -324,16 +325,16 @@ impl Gpu<'_> {
         Ok(describe(&made, open.profile_id, cache, &mut warnings))
     }
 
-    /// Memory of the whole GPU.
+    /// Reads the memory of the whole GPU.
     ///
     /// # Errors
-    /// Those of the calls.
+    /// Errors of the calls.
     pub fn memory(&self) -> Result<Memory, DriverError> {
         self.memory_of(self.own())
     }
 
-    /// Memory of the GPU or of one of its MIG devices. The second form of the call counts
-    /// reserved memory apart, the first one within what is used.
+    /// Reads the memory of the GPU or of one of its MIG devices. The second version of the call reports
+    /// reserved memory separately; the first includes it in the used memory.
     pub(super) fn memory_of(&self, device: nvmlDevice_t) -> Result<Memory, DriverError> {
         // SAFETY: a struct of integers, for which zeroes are a value.
         let mut info: sys::nvmlMemory_v2_t = unsafe { std::mem::zeroed() };
@@ -375,8 +376,8 @@ fn describe(
     ci.describe(known.map_or_else(|| format!("profile {}", ci.profile_id), |p| p.name.clone()), uuid)
 }
 
-/// Puts each process where it belongs and returns those of the GPU as a whole. A process in an
-/// instance that is not listed stays in sight there.
+/// Assigns processes to their instances and returns those of the whole GPU. A process in an unlisted instance
+/// stays in that list.
 fn assign(entries: &[Entry], instances: &mut [GpuInstance]) -> Vec<gpush_api::Process> {
     let mut whole = Vec::new();
     for entry in entries {

@@ -1,13 +1,13 @@
-//! What the driver says about itself.
+//! The driver's own properties.
 
 use super::{Driver, wrapped};
 use crate::error::DriverError;
 
 impl Driver {
-    /// Versions, library, and whether it is simulated.
+    /// Reads versions and library, and whether it is simulated.
     ///
     /// # Errors
-    /// Those of the three version calls.
+    /// Errors of the three version calls.
     pub fn info(&self) -> Result<gpush_api::Driver, DriverError> {
         let version = self.nvml.sys_driver_version().map_err(wrapped("nvmlSystemGetDriverVersion"))?;
         let nvml = self.nvml.sys_nvml_version().map_err(wrapped("nvmlSystemGetNVMLVersion"))?;
@@ -21,10 +21,10 @@ impl Driver {
         })
     }
 
-    /// Number of GPUs, those that can't be opened included.
+    /// Reads the number of GPUs, including those that cannot be opened.
     ///
     /// # Errors
-    /// Those of the call.
+    /// Errors of the call.
     pub fn count(&self) -> Result<u32, DriverError> {
         self.nvml.device_count().map_err(wrapped("nvmlDeviceGetCount_v2"))
     }

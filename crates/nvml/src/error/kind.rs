@@ -1,8 +1,8 @@
-//! The kinds of failure: NVML's return codes by name, and what fails around them.
+//! The kinds of failure: NVML's return codes by name, and failures outside the driver.
 
 use serde::{Deserialize, Serialize};
 
-/// What went wrong. The first 31 are NVML's own, by `nvmlReturn_t`.
+/// The kind of failure. The first 31 are NVML's own, by `nvmlReturn_t`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
@@ -10,15 +10,15 @@ pub enum ErrorKind {
     Uninitialized,
     /// 2: an argument is wrong; also a stale handle, or a profile index past the driver's last.
     InvalidArgument,
-    /// 3: the part, its mode or its profiles don't have this.
+    /// 3: not supported by the part, its mode or its profiles.
     NotSupported,
-    /// 4: the process may not do this.
+    /// 4: the process lacks permission.
     NoPermission,
     /// 5: deprecated, kept by number.
     AlreadyInitialized,
     /// 6: no such object.
     NotFound,
-    /// 7: a buffer was too small even after growing it.
+    /// 7: a buffer was too small even after it grew.
     InsufficientSize,
     /// 8: external power cables.
     InsufficientPower,
@@ -42,7 +42,7 @@ pub enum ErrorKind {
     OperatingSystem,
     /// 18: kernel module and library are of different versions.
     LibRmVersionMismatch,
-    /// 19: something uses it.
+    /// 19: in use.
     InUse,
     /// 20: no memory.
     Memory,
@@ -66,49 +66,49 @@ pub enum ErrorKind {
     InvalidState,
     /// 30: this kind of reset is not supported.
     ResetTypeNotSupported,
-    /// 999: the driver does not say.
+    /// 999: unspecified by the driver.
     Unknown,
     /// Any other return of the driver, by number.
     Code(u32),
-    /// The library has no such function: an older driver.
+    /// The library lacks the function: an older driver.
     MissingSymbol,
-    /// The library could not be loaded at all.
+    /// The library cannot be loaded.
     LibraryMissing,
     /// The library loads but is not NVML.
     NotNvml,
-    /// The driver answered with something that can't be so (text that is not UTF-8, say).
+    /// The driver's answer is invalid, for example text that is not UTF-8.
     Garbled,
-    /// The driver reported success, and reading back does not show it. [`crate::Hardware`] has
-    /// looked again through a fresh session by then.
+    /// The driver reported success, but reading back does not show it. [`crate::Hardware`] has then already
+    /// checked through a fresh session.
     NotReflected,
-    /// The call did not return in time. A mutation may still land: nothing is to be assumed or
-    /// undone before [`crate::Hardware::settle`] returns.
+    /// The call did not return in time. A mutation may still take effect: assume and undo nothing before
+    /// [`crate::Hardware::settle`] returns.
     Deadline {
         /// Whether it may still change the hardware.
         may_land: bool,
     },
-    /// An earlier call to this GPU passed its deadline and its outcome is not known yet.
+    /// An earlier call to this GPU passed its deadline, and its outcome is still unknown.
     Unsettled,
-    /// The worker process ended while it had the call. It is gone, so nothing can land any more;
-    /// what a mutation had done by then is seen by reading.
+    /// The worker process ended during the call. It cannot change anything any more; a reading shows what a
+    /// mutation had done by then.
     WorkerDied {
         /// Whether it may have changed the hardware before the worker ended.
         may_have_landed: bool,
     },
-    /// The worker process could not be started, or ended again and again.
+    /// The worker process cannot be started, or ends repeatedly.
     WorkerUnavailable,
     /// Driver calls are suspended: see [`crate::Hardware::stop`].
     Stopped,
 }
 
 impl ErrorKind {
-    /// Whether it is what the driver says to a handle of something that is no longer there.
+    /// Returns whether the driver means a handle of an object that no longer exists.
     #[must_use]
     pub fn is_stale_handle(&self) -> bool {
         matches!(self, Self::NotFound | Self::InvalidArgument)
     }
 
-    /// From an `nvmlReturn_t` that is not success.
+    /// Converts an `nvmlReturn_t` that is not success.
     #[must_use]
     pub fn from_code(code: u32) -> Self {
         match code {
@@ -147,7 +147,7 @@ impl ErrorKind {
         }
     }
 
-    /// The `nvmlReturn_t`, when it is one.
+    /// Returns the `nvmlReturn_t`, if it is one.
     #[must_use]
     pub fn code(&self) -> Option<u32> {
         Some(match self {
@@ -196,7 +196,7 @@ impl ErrorKind {
         })
     }
 
-    /// What it means, in a few words.
+    /// Returns the meaning in a few words.
     #[must_use]
     pub fn meaning(&self) -> &'static str {
         match self {

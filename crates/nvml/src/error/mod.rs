@@ -1,10 +1,9 @@
-//! What a driver call can come to, as one typed error.
+//! The typed error of driver calls.
 //!
-//! Every NVML return code has a name here, and codes that this build does not know keep their
-//! number: nothing is folded into "unknown error". Beside them stand the ways in which a call
-//! fails before or around the driver: no library, no symbol, no answer in time, no worker. The
-//! `Display` names the object, the function and the meaning; [`DriverError::to_api`] adds what to
-//! type next.
+//! Every NVML return code has a name here, and unknown codes keep their number: no code becomes a general
+//! "unknown error". Other kinds cover failures outside the driver: no library, no symbol, no answer in time, no
+//! worker. The `Display` text names the object, the function and the meaning; [`DriverError::to_api`] adds a
+//! hint.
 
 mod kind;
 
@@ -16,43 +15,43 @@ pub use kind::ErrorKind;
 /// A failed driver call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverError {
-    /// What went wrong.
+    /// The kind of failure.
     pub kind: ErrorKind,
-    /// NVML function that failed, or the request when it never came to one.
+    /// NVML function that failed, or the request if no function was called.
     pub function: String,
     /// GPU concerned: `GPU-<uuid>`, or `index N` before its UUID is known.
     pub gpu: Option<String>,
-    /// What else is known: the loader's words, an object's id, a signal.
+    /// Further details: the loader's message, an object's id, a signal.
     pub detail: Option<String>,
 }
 
 impl DriverError {
-    /// An error of `function`.
+    /// Creates an error of `function`.
     pub fn new(kind: ErrorKind, function: impl Into<String>) -> Self {
         Self { kind, function: function.into(), gpu: None, detail: None }
     }
 
-    /// Names the GPU, unless one is named already.
+    /// Sets the GPU, unless one is set already.
     #[must_use]
     pub fn on(mut self, gpu: impl Into<String>) -> Self {
         self.gpu.get_or_insert_with(|| gpu.into());
         self
     }
 
-    /// Adds what else is known.
+    /// Adds further details.
     #[must_use]
     pub fn detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = Some(detail.into());
         self
     }
 
-    /// Whether the call may still change the hardware, now or later.
+    /// Returns whether the call may still change the hardware, now or later.
     #[must_use]
     pub fn may_land(&self) -> bool {
         matches!(self.kind, ErrorKind::Deadline { may_land: true })
     }
 
-    /// Whether no call at all can succeed before somebody mends the driver.
+    /// Returns whether no call can succeed until an administrator repairs the driver.
     #[must_use]
     pub fn is_driver_unavailable(&self) -> bool {
         matches!(
@@ -67,7 +66,7 @@ impl DriverError {
         )
     }
 
-    /// The error as the API shows it, with what to do next.
+    /// Returns the error for the API, with a hint.
     #[must_use]
     pub fn to_api(&self) -> ApiError {
         let error = ApiError::new(self.api_code(), self.to_string());
@@ -137,14 +136,14 @@ impl DriverError {
         )
     }
 
-    /// What to do about it, when there is something.
+    /// Returns the hint, if there is one.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         let gpu = self.gpu.as_deref().unwrap_or("the GPU");
         let id = self.gpu.as_deref().unwrap_or("GPU");
         Some(match self.kind {
             ErrorKind::DriverNotLoaded => {
-                "load the kernel module: `modprobe nvidia`; gpushd goes on by itself then".to_owned()
+                "load the kernel module: `modprobe nvidia`; gpushd continues then".to_owned()
             }
             ErrorKind::LibRmVersionMismatch => {
                 "the driver was updated under a running kernel module: reboot, or reload the module \
@@ -167,7 +166,7 @@ impl DriverError {
                 format!("see when with `dmesg | grep -i xid`; then `gpushctl gpu reset {id}`, or reboot the host")
             }
             ErrorKind::ResetRequired => format!("reset it when it is idle: `gpushctl gpu reset {id}`"),
-            // The driver also counts open handles, of which its process lists say nothing.
+            // The driver also counts open handles, which its process lists do not show.
             ErrorKind::InUse => format!(
                 "see who holds it: `gpushctl gpu show {gpu}`; if that names nobody, a program holds it open: \
                  `fuser -v /dev/nvidia*` names it, often a monitor (nv-hostengine, dcgm-exporter, nvidia-persistenced)"
@@ -234,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_names_object_function_and_meaning() {
+    fn error_names_object_function_and_meaning() {
         let error = DriverError::new(ErrorKind::InUse, "nvmlGpuInstanceDestroy").on("GPU-1").detail("GPU instance 3");
         assert_eq!(error.to_string(), "GPU-1: nvmlGpuInstanceDestroy: in use (NVML 19): GPU instance 3");
         let error = DriverError::new(ErrorKind::Code(77), "nvmlInit_v2");
@@ -243,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_driver_troubles_say_what_to_type() {
+    fn driver_load_errors_have_commands() {
         let hint = |kind| DriverError::new(kind, "nvmlInit_v2").to_api();
         let missing = hint(ErrorKind::DriverNotLoaded);
         assert_eq!(missing.code, Code::DriverUnavailable);
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn in_use_without_a_process_says_how_to_find_the_holder() {
+    fn in_use_without_a_process_hints_at_the_holder() {
         let hint = DriverError::new(ErrorKind::InUse, "nvmlGpuInstanceDestroy").on("GPU-1").hint().unwrap();
         for part in ["`gpushctl gpu show GPU-1`", "`fuser -v /dev/nvidia*`", "nv-hostengine", "nvidia-persistenced"] {
             assert!(hint.contains(part), "{part}: {hint}");
@@ -262,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_travel_as_they_are() {
+    fn errors_are_serialized_unchanged() {
         let kinds = (1..=31).map(ErrorKind::from_code).chain([
             ErrorKind::Deadline { may_land: true },
             ErrorKind::WorkerDied { may_have_landed: false },

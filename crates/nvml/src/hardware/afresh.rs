@@ -1,9 +1,9 @@
-//! A second reading, in a fresh driver session, where the old one hands out stale handles.
+//! A second reading, in a fresh driver session, if the old session returns stale handles.
 //!
-//! An NVML session may go on enumerating what was there when it began. When others have destroyed
-//! some of that since, every reading of the GPU fails for as long as the session lasts, so the
-//! worker is restarted. Where that does not help it is not tried again before a reading of that
-//! GPU has succeeded: readings are made each second, and a restart holds up all GPUs.
+//! An NVML session may continue to enumerate the instances from its beginning. If another program has destroyed
+//! some of them, every reading of the GPU fails in this session, so the worker is restarted. If that does not
+//! help, it is not repeated until a reading of that GPU has succeeded: readings are made each second, and a
+//! restart delays all GPUs.
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +27,7 @@ impl Hardware {
                 return other;
             }
         };
-        // Else somebody has begun one meanwhile.
+        // Otherwise another call has already begun one.
         if self.status().started == sessions {
             if !self.unmended().insert(uuid.to_owned()) {
                 return Err(first);

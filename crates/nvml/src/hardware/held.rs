@@ -1,8 +1,8 @@
-//! A second try of a mutation that the driver refuses as in use where nobody uses anything.
+//! Second attempt at a mutation that the driver refuses as in use although no process uses the object.
 //!
-//! The driver counts open handles too, and a library may keep one of our own session's. No handle
-//! of ours shall block anything, so the worker is ended and the call made once more through a fresh
-//! session. What somebody else holds is refused again.
+//! The driver also counts open handles, and a library may keep one in gpush's own session. gpush's own handles
+//! must not block anything, so the worker is ended and the call repeated once through a fresh session. If
+//! another process has a handle open, the driver refuses again.
 
 use gpush_api::Placement;
 
@@ -13,35 +13,35 @@ use crate::{
     reading::Reading,
 };
 
-/// What a mutation works on.
+/// The object of a mutation.
 #[derive(Debug, PartialEq, Eq)]
 enum Object {
     Gpu,
-    /// A GPU instance, or something in it: its id, its profile and where it stands.
+    /// A GPU instance, or an object in it: its id, profile and placement.
     Instance(u32, u32, Placement),
 }
 
 impl Hardware {
-    /// Makes a mutation, and once more if our own session may have been in its way.
+    /// Makes a mutation, and repeats it once if gpush's own session may have blocked it.
     pub(super) async fn change(&self, request: Request) -> Result<Answer, DriverError> {
         let error = match self.call(request.clone()).await {
             Err(error) if error.kind == ErrorKind::InUse => error,
             other => return other,
         };
         let Some(object) = self.unused(&request).await else { return Err(error) };
-        tracing::warn!(%error, "nobody is seen to use it: once more in a fresh driver session");
+        tracing::warn!(%error, "no process uses it: trying again in a new driver session");
         if let Err(stuck) = self.restart().await {
             tracing::warn!(error = %stuck, "the driver session can't be ended");
             return Err(error);
         }
-        // Time has passed: the id may be another's, or somebody may have come in.
+        // Time has passed: the id may belong to another instance, or a process may have entered.
         if self.unused(&request).await != Some(object) {
             return Err(error);
         }
         self.call(request).await
     }
 
-    /// What `request` works on, if it is there and nobody uses what would be destroyed.
+    /// Returns the object of `request`, if it exists and is not in use.
     async fn unused(&self, request: &Request) -> Option<Object> {
         let reading = self.read(&request.gpu()?.uuid).await.ok()?;
         object(request, &reading)

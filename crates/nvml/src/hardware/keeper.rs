@@ -1,8 +1,8 @@
-//! One thread for each worker: it starts the process, reads what it says, and sees it gone.
+//! One thread for each worker, which starts the process, reads its messages, and waits for its end.
 //!
-//! It must be a thread of its own that lives as long as the worker: the kernel kills a worker when
-//! the *thread* that started it ends, and threads of an async runtime come and go. A worker that
-//! can't die keeps its thread, and nothing else.
+//! It must be a thread that lives as long as the worker: the kernel kills a worker when the *thread* that
+//! started it ends, and an async runtime starts and ends its threads. A worker that cannot be killed keeps its
+//! thread, and nothing else.
 
 use std::{
     env, io,
@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use super::{Options, THIS_PROGRAM, machine::WorkerId};
 use crate::proto::{self, ToParent, ToWorker};
 
-/// What a worker says and what becomes of it.
+/// A worker's message, or its end.
 #[derive(Debug)]
 pub(super) enum Report {
     Spawned { pid: u32 },
@@ -37,7 +37,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Starts a worker. Whatever goes wrong is reported as its end.
+    /// Starts a worker. Any failure is reported as its end.
     pub(super) fn open(
         worker: WorkerId,
         options: &Options,
@@ -50,7 +50,7 @@ impl Line {
         if options.program == Path::new(THIS_PROGRAM)
             && let Some(name) = env::args_os().next()
         {
-            // A process list shall not show it as /proc/self/exe.
+            // Otherwise process lists would show /proc/self/exe.
             command.arg0(name);
         }
         command.args(&options.args).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
@@ -58,7 +58,7 @@ impl Line {
             let report = |report| reports.send((worker, report)).is_ok();
             let how = match command.spawn() {
                 Ok(child) => {
-                    // The child has its end; while ours held it too, its end would go unnoticed.
+                    // The child has its own end; a second copy here would hide that it closed.
                     drop(command);
                     report(Report::Spawned { pid: child.id() });
                     attend(child, ours, |said| report(Report::Said(said)))
@@ -70,8 +70,8 @@ impl Line {
         Ok(line)
     }
 
-    /// Sends a frame without waiting: at most one call a GPU is under way, which always fits. A
-    /// worker that does not even read is ended.
+    /// Sends a frame without blocking: each GPU has at most one call in flight, so the buffer suffices. A
+    /// worker that does not read is ended.
     pub(super) fn say(&self, frame: &ToWorker) -> io::Result<()> {
         use nix::sys::socket::{MsgFlags, send};
         use std::os::fd::AsRawFd;
@@ -80,25 +80,25 @@ impl Line {
         if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
     }
 
-    /// Tells the worker that nothing more comes; it then ends by itself.
+    /// Closes the sending side; the worker then ends by itself.
     pub(super) fn close(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Makes the keeper kill it.
+    /// Makes the thread kill the worker.
     pub(super) fn kill(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
 impl Drop for Line {
-    /// A runtime that is torn down drops the supervisor as it stands; its workers go with it.
+    /// When the runtime stops, it drops the supervisor, and the workers must end with it.
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-/// Reads until the worker, or the supervisor, closes the socket; then sees the process gone.
+/// Reads until the worker or the supervisor closes the socket; then waits for the process to end.
 fn attend(mut child: Child, mut stream: UnixStream, mut said: impl FnMut(ToParent) -> bool) -> String {
     let mut trouble = None;
     loop {
@@ -115,7 +115,7 @@ fn attend(mut child: Child, mut stream: UnixStream, mut said: impl FnMut(ToParen
             }
         }
     }
-    // Harmless when it has ended: it is not reaped before the wait.
+    // Harmless if it has ended: it is not reaped before the wait.
     let _ = child.kill();
     let ended = child.wait().map_or_else(|e| e.to_string(), in_words);
     match trouble {

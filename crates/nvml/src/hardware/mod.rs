@@ -1,15 +1,14 @@
-//! The parent's side of the driver worker: the hardware as the agent calls it, async.
+//! The parent's side of the driver worker: async access to the hardware.
 //!
-//! Driver calls live in a child process, because a crash or a hang in the vendor's library must
-//! not be ours. [`Hardware`] is a handle to a task that keeps that child: it spawns it on the
-//! first call, sends it at most one call a GPU at a time, holds each call to its deadline, and
-//! abandons a child that does not answer. What the task decides is in
-//! `machine`, pure; `supervisor` carries it out, and `keeper` is the thread that a worker's life
-//! hangs on.
+//! Driver calls run in a child process, because a crash or a hang in the vendor's library must not affect the
+//! agent. [`Hardware`] is a handle to a task that manages the child: it starts the child with the first call,
+//! sends it at most one call per GPU at a time, enforces each call's deadline, and abandons a child that does
+//! not answer. `machine` makes the task's decisions, pure; `supervisor` executes them; `keeper` is the thread
+//! that owns a worker process.
 //!
-//! A mutation whose deadline passed may still land. Its caller gets [`ErrorKind::Deadline`] with
-//! `may_land`, every further call to that GPU gets [`ErrorKind::Unsettled`], and
-//! [`Hardware::settle`] returns once the outcome can be read.
+//! A mutation may still take effect after its deadline. Its caller gets [`ErrorKind::Deadline`] with
+//! `may_land`, every further call to that GPU gets [`ErrorKind::Unsettled`], and [`Hardware::settle`] returns
+//! once the outcome can be read.
 
 mod afresh;
 mod confirm;
@@ -34,24 +33,24 @@ use crate::{
     reading::{Event, Listed, ModeChange, Reading},
 };
 
-/// How to run the worker.
+/// Options of the worker.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Program of the worker, absolute; usually the agent's own executable. Its standard input is
     /// the socket.
     pub program: PathBuf,
-    /// Arguments that make it the worker: `["driver-worker"]`.
+    /// Arguments that start it as a worker: `["driver-worker"]`.
     pub args: Vec<String>,
     /// Library to load; `None` = `libnvidia-ml.so.1` by the loader's search.
     pub library: Option<PathBuf>,
-    /// Whether to listen to the driver's events. Registering for them holds the GPUs open.
+    /// Whether to register for the driver's events, which keeps the GPUs open.
     pub events: bool,
-    /// How long things may take.
+    /// Time limits.
     pub deadlines: Deadlines,
 }
 
 impl Options {
-    /// The usual: `program driver-worker`, library by search, default deadlines, no events.
+    /// Returns the defaults: `program driver-worker`, library by search, default deadlines, no events.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self {
             program: program.into(),
@@ -62,34 +61,34 @@ impl Options {
         }
     }
 
-    /// This very program as the worker, also after its file was replaced by an upgrade.
+    /// Uses the running program as the worker, even if an upgrade has replaced its file.
     #[must_use]
     pub fn of_this_program() -> Self {
         Self::new(THIS_PROGRAM)
     }
 }
 
-/// The running program, whatever has become of its file.
+/// The running program, even if its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// How long things may take. A call's time counts from when it is sent to the worker, not while
-/// it waits for another call to the same GPU.
+/// Time limits. A call's time counts from its sending to the worker, not while it waits for another call to the
+/// same GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadlines {
-    /// Loading and initialising the library. Without persistence mode a real driver brings up
-    /// every GPU here, seconds each.
+    /// Loading and initialising the library. Without persistence mode, a real driver initialises every GPU
+    /// here, which takes seconds each.
     pub start: Duration,
     /// Listing, and reading one GPU.
     pub read: Duration,
     /// One mutation.
     pub change: Duration,
-    /// Waiting in the queue: for the worker to start, or for earlier calls to the same GPU.
+    /// Waiting in the queue: for the start of the worker, or for earlier calls to the same GPU.
     pub queue: Duration,
-    /// How much longer a mutation is left to land before the worker that carries it is killed;
-    /// also how long a worker may take to end when asked.
+    /// Additional time for a mutation to take effect before its worker is killed; also the time for a worker to
+    /// end on request.
     pub grace: Duration,
-    /// How long a failed start is remembered: calls within it are answered with the same error,
-    /// the next one after it tries again.
+    /// Time for which a failed start is remembered: calls during it get the same error, the next one tries
+    /// again.
     pub retry: Duration,
 }
 
@@ -106,46 +105,46 @@ impl Default for Deadlines {
     }
 }
 
-/// How a call that passed its deadline ended.
+/// The end of a call that passed its deadline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settled {
     /// Nothing was unsettled.
     Nothing,
-    /// The call returned late, with this result. The hardware shows it now.
+    /// The call returned late with this result, which the hardware now shows.
     Late(Result<(), DriverError>),
-    /// The worker that carried the call is gone; the hardware shows what it had done.
+    /// The worker with the call is gone; the hardware shows what the call did.
     Gone,
 }
 
-/// What the worker is doing, for health and metrics.
+/// State of the worker, for health and metrics.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Status {
-    /// Worker that serves, if one does.
+    /// Pid of the serving worker, if any.
     pub worker: Option<u32>,
-    /// Driver behind it, as of its last start.
+    /// Its driver, as of the last start.
     pub driver: Option<Driver>,
-    /// Why there is no worker, when that is a failure.
+    /// Why there is no worker, if that is a failure.
     pub failure: Option<DriverError>,
     /// Workers started so far.
     pub started: u64,
-    /// Workers that ended unasked.
+    /// Workers that crashed.
     pub crashed: u64,
-    /// Abandoned workers that are not gone yet.
+    /// Abandoned workers that still exist.
     pub abandoned: Vec<AbandonedWorker>,
-    /// GPUs with a call whose outcome is not known, by UUID.
+    /// UUIDs of the GPUs with a call whose outcome is unknown.
     pub unsettled: Vec<String>,
 }
 
-/// A worker given up because a call in it did not return.
+/// A worker that was abandoned because a call in it did not return.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AbandonedWorker {
-    /// Its process, when it is known.
+    /// Its pid, if known.
     pub pid: Option<u32>,
-    /// What it hangs in, and since when.
+    /// The calls that hang, with their times.
     pub calls: Vec<String>,
-    /// When it was given up.
+    /// Time of the abandonment.
     pub since: SystemTime,
-    /// Killed and still there: it sits in the kernel, only a reboot ends it.
+    /// Killed but still existing: it hangs in the kernel, and only a reboot ends it.
     pub stuck: bool,
 }
 
@@ -155,13 +154,13 @@ pub struct Hardware {
     tx: mpsc::UnboundedSender<Message>,
     status: watch::Receiver<Status>,
     events: broadcast::Sender<Event>,
-    /// GPUs whose handles a fresh session did not mend: see `afresh`.
+    /// GPUs for which a fresh session did not help: see `afresh`.
     unmended: Arc<Mutex<BTreeSet<String>>>,
 }
 
 type Sender<T> = oneshot::Sender<T>;
 
-/// What the handle asks of the task.
+/// A request of the handle to the task.
 #[derive(Debug)]
 enum Message {
     Driver(Sender<Result<Driver, DriverError>>),
@@ -175,8 +174,8 @@ enum Message {
 }
 
 impl Hardware {
-    /// Starts the task that keeps the worker; the worker itself starts with the first call. Never
-    /// fails for lack of a driver: calls do, and each tries again.
+    /// Starts the task; the worker itself starts with the first call. A missing driver makes calls fail, not
+    /// this function, and each call tries again.
     ///
     /// Must be called within a tokio runtime.
     #[must_use]
@@ -188,18 +187,18 @@ impl Hardware {
         Self { tx, status, events, unmended: Arc::default() }
     }
 
-    /// The driver: versions, library, whether it is simulated.
+    /// Returns the driver's versions and library, and whether it is simulated.
     ///
     /// # Errors
-    /// When there is none, or none that works with its library.
+    /// If there is no driver, or it does not match its library.
     pub async fn driver(&self) -> Result<Driver, DriverError> {
         self.ask(Message::Driver).await.unwrap_or_else(|| Err(ended("asking for the driver")))
     }
 
-    /// The GPUs of the driver's enumeration, those that can't be read included.
+    /// Returns the GPUs of the driver's enumeration, including unreadable ones.
     ///
     /// # Errors
-    /// When the driver as a whole fails.
+    /// If the driver as a whole fails.
     pub async fn list(&self) -> Result<Vec<Listed>, DriverError> {
         let request = Request::List { skip: Vec::new() };
         match self.call(request).await? {
@@ -208,10 +207,10 @@ impl Hardware {
         }
     }
 
-    /// Everything about one GPU. A driver session that has lost track of it is begun anew.
+    /// Reads everything about one GPU. Replaces a driver session that is outdated.
     ///
     /// # Errors
-    /// When it can't be read at all. What fails in part is in [`Reading::warnings`].
+    /// If it cannot be read at all. Partial failures are in [`Reading::warnings`].
     pub async fn read(&self, uuid: &str) -> Result<Reading, DriverError> {
         self.read_afresh(uuid).await
     }
@@ -219,7 +218,7 @@ impl Hardware {
     /// Creates a GPU instance at a placement, and reads it back.
     ///
     /// # Errors
-    /// The driver's; [`DriverError::may_land`] when its outcome is not known.
+    /// Those of the driver; [`DriverError::may_land`] if the outcome is unknown.
     pub async fn create_gpu_instance(
         &self,
         uuid: &str,
@@ -267,7 +266,7 @@ impl Hardware {
         }
     }
 
-    /// Destroys a GPU instance, which must have no compute instance any more.
+    /// Destroys a GPU instance, which must have no compute instances.
     ///
     /// # Errors
     /// As [`Self::create_gpu_instance`].
@@ -279,8 +278,7 @@ impl Hardware {
         }
     }
 
-    /// Switches MIG mode and reads it back. `Ok` does not mean that it is in force: see
-    /// [`ModeChange`].
+    /// Changes MIG mode and reads it back. `Ok` does not mean that the change is effective: see [`ModeChange`].
     ///
     /// # Errors
     /// As [`Self::create_gpu_instance`].
@@ -291,8 +289,8 @@ impl Hardware {
         }
     }
 
-    /// Sets the compute mode and reads it back: `Ok` means that it is in force, for contexts that are
-    /// made from now on. A GPU in use is no obstacle; one in MIG mode has no other than DEFAULT.
+    /// Sets the compute mode and reads it back: `Ok` means that it is effective for new contexts. This also
+    /// works on a GPU in use. A GPU in MIG mode supports DEFAULT only.
     ///
     /// # Errors
     /// As [`Self::create_gpu_instance`].
@@ -304,17 +302,17 @@ impl Hardware {
         }
     }
 
-    /// Waits until no call to the GPU is left whose outcome is not known. With a worker stuck in
-    /// the kernel that can be for ever: bound it with a timeout.
+    /// Waits until the GPU has no call with an unknown outcome. If a worker hangs in the kernel, this may never
+    /// return: add a timeout.
     pub async fn settle(&self, uuid: &str) -> Settled {
         self.ask(|tx| Message::Settle(uuid.to_owned(), tx)).await.unwrap_or(Settled::Gone)
     }
 
-    /// Ends the worker and sees it gone, so that no handle of ours is left; the next call starts
+    /// Ends the worker and verifies that it is gone, so that gpush has no open handle; the next call starts
     /// another. Calls in flight are answered first, calls in the queue wait for the new one.
     ///
     /// # Errors
-    /// When a worker can't be ended because it is stuck in the kernel.
+    /// If a worker hangs in the kernel and cannot be ended.
     pub async fn restart(&self) -> Result<(), DriverError> {
         self.ask(Message::Restart).await.unwrap_or_else(|| Err(ended("restarting the driver worker")))
     }
@@ -328,21 +326,20 @@ impl Hardware {
         self.ask(Message::Stop).await.unwrap_or(Ok(()))
     }
 
-    /// As [`Self::stop`], without waiting for the worker to end. Calls made after it fail.
+    /// As [`Self::stop`], without waiting for the worker to end. Later calls fail.
     pub fn suspend(&self) {
         let (tx, _) = oneshot::channel();
         let _ = self.tx.send(Message::Stop(tx));
     }
 
-    /// Lets calls through again.
+    /// Accepts calls again.
     pub fn resume(&self) {
         let _ = self.tx.send(Message::Resume);
     }
 
-    /// As [`Self::restart`], but the next worker is not started before [`Self::unpause`]: calls wait
-    /// until then, however long it takes. For a reset, which nothing of ours may have the GPU open
-    /// for, and which is no reason to fail what is done to other GPUs. Independent of
-    /// [`Self::stop`].
+    /// As [`Self::restart`], but the next worker is not started before [`Self::unpause`]: calls wait until
+    /// then, without limit. A reset needs this: gpush must have no handle open, but operations on other GPUs
+    /// must not fail. Independent of [`Self::stop`].
     ///
     /// # Errors
     /// As [`Self::restart`].
@@ -350,24 +347,24 @@ impl Hardware {
         self.ask(Message::Pause).await.unwrap_or_else(|| Err(ended("pausing the driver worker")))
     }
 
-    /// Lets workers be started again.
+    /// Permits workers to start again.
     pub fn unpause(&self) {
         let _ = self.tx.send(Message::Unpause);
     }
 
-    /// What the worker is doing.
+    /// Returns the state of the worker.
     #[must_use]
     pub fn status(&self) -> Status {
         self.status.borrow().clone()
     }
 
-    /// The same, as it changes.
+    /// Returns the state of the worker, with changes.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }
 
-    /// The driver's events, when [`Options::events`] is set.
+    /// Returns the driver's events, if [`Options::events`] is set.
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()

@@ -1,4 +1,4 @@
-//! The task behind [`super::Hardware`]: carries out what [`super::machine`] decides.
+//! The task behind [`super::Hardware`]: executes the decisions of [`super::machine`].
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use crate::{
     reading,
 };
 
-/// Who waits for a ticket.
+/// The caller that waits for a ticket.
 enum Waiting {
     Driver(Sender<Result<gpush_api::Driver, DriverError>>),
     Call(Sender<Result<Answer, DriverError>>),
@@ -38,12 +38,11 @@ struct Supervisor {
     next: Ticket,
     reports: mpsc::UnboundedSender<(WorkerId, Report)>,
     events: broadcast::Sender<reading::Event>,
-    /// When the supervisor started, on both clocks, so that moments can be told as wall time.
+    /// Start of the supervisor on both clocks, to convert moments to system time.
     epoch: (Instant, SystemTime),
 }
 
-/// Runs until the last handle is dropped, and then until the worker has ended: calls in flight are
-/// let finish first.
+/// Runs until the last handle is dropped and the worker has then ended. Calls in flight finish first.
 pub(super) async fn run(
     options: Options,
     mut messages: mpsc::UnboundedReceiver<Message>,
@@ -92,7 +91,7 @@ pub(super) async fn run(
     }
 }
 
-/// Says in the log that a worker died of itself: what it did, and what follows for whoever waits.
+/// Logs that a worker died unexpectedly: its calls, and the consequence for their callers.
 fn mourn(pid: Option<u32>, how: &str, calls: &[&Request]) {
     let during = |request: &&Request| match request.gpu() {
         Some(gpu) => format!("{} ({})", request.name(), gpu.uuid),
@@ -109,7 +108,7 @@ fn mourn(pid: Option<u32>, how: &str, calls: &[&Request]) {
 }
 
 impl Supervisor {
-    /// Remembers who asked, and makes an event of it.
+    /// Stores the caller of a message, and converts the message to an event.
     fn note(&mut self, message: Message) -> Event {
         self.next += 1;
         let ticket = self.next;
@@ -139,7 +138,7 @@ impl Supervisor {
             Report::Said(ToParent::Ready(result)) => Some(Event::Started { worker, result }),
             Report::Said(ToParent::Reply { id, result }) => Some(Event::Reply { worker, ticket: id, result }),
             Report::Said(ToParent::Event(event)) => {
-                // No listener is no fault.
+                // It is fine if there is no listener.
                 let _ = self.events.send(event);
                 None
             }
@@ -163,7 +162,7 @@ impl Supervisor {
         }
     }
 
-    /// Carries out an effect; what fails at once is an event again.
+    /// Executes an effect; an immediate failure becomes an event.
     fn carry_out(&mut self, effect: Effect) -> Option<Event> {
         match effect {
             Effect::Spawn(worker) => match Line::open(worker, &self.options, self.reports.clone()) {
@@ -191,7 +190,7 @@ impl Supervisor {
                     let calls = self.machine.abandoned().get(&worker).map(|abandoned| abandoned.calls.join(", "));
                     match calls.filter(|calls| !calls.is_empty()) {
                         Some(calls) => tracing::warn!(pid = line.pid, "killing a driver worker that hangs in {calls}"),
-                        // One that found no driver has nothing else to do.
+                        // A worker without a driver ends anyway.
                         None => tracing::debug!(worker, pid = line.pid, "ending a driver worker"),
                     }
                     line.kill();

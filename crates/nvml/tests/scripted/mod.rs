@@ -1,5 +1,5 @@
-//! The worker's side of the supervisor's tests: this test program, started with `--ignored --exact
-//! scripted::worker`, which takes the socket from standard input as the real worker does.
+//! The worker of the supervisor's tests: this test program, started with `--ignored --exact scripted::worker`.
+//! It takes the socket from standard input, as the real worker does.
 
 use std::{
     fs,
@@ -122,6 +122,7 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
             processes: Vec::new(),
             processes_known: true,
             nvlink: None,
+            sensors: gpush_api::Sensors::default(),
             rows: None,
             warnings: Vec::new(),
         })),

@@ -8,8 +8,8 @@ const RANKED: &str = "SELECT id, sequence, row_number() OVER (PARTITION BY uid O
                       FROM leases WHERE state = 'ended'";
 
 impl Tx<'_> {
-    /// Deletes the oldest ended leases beyond each user's budget; then, where those of all users are too many, first
-    /// those of the users with most of them. One user's leases never displace the last ones of others.
+    /// Deletes the oldest ended leases beyond each user's budget; if there are still too many in total,
+    /// it deletes those of the users with the most leases first. One user's leases never displace another's last ones.
     pub(crate) fn prune_leases(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let per_user = record::delete::<LeaseRecord>(

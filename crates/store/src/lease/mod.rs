@@ -1,4 +1,4 @@
-//! Leases: who has which share of which target, and those that ended.
+//! Records of leases: users' shares of targets, including ended leases.
 //!
 //! ```text
 //!  queue_lease ──► queued ──grant_lease───────────────────────────► active ──release_lease──► releasing
@@ -10,7 +10,7 @@
 //! commit that begins its operation, and `active` from the one that ends it. The members of a lease are a column of
 //! its row, so a lease is always whole.
 //!
-//! Numbers are never used twice in one database, and continue after those of a lost one. Where nothing is known about a
+//! Numbers are never used twice in one database, and continue after those of a lost one. If nothing is known about a
 //! lost one, [`crate::Store::epoch`] still differs, which is part of every name outside of the database.
 
 use gpush_api::{

@@ -16,16 +16,16 @@ pub(super) const ENDED: &str = "WHERE state = 'ended' AND sequence < ?1 ORDER BY
 /// Which ended leases to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseHistory {
-    /// Those of this user only.
+    /// Only leases of this user.
     pub uid: Option<u32>,
-    /// Those that ended before this sequence number; `None` for the last ones.
+    /// Only leases that ended before this sequence number; `None` for the last ones.
     pub before: Option<u64>,
     /// At most this many.
     pub limit: usize,
 }
 
 impl View<'_> {
-    /// Leases that have not ended, in order of arrival, those past their end time included.
+    /// Leases that have not ended, in order of arrival, including those past their end time.
     ///
     /// # Errors
     /// When the store can't be read.

@@ -31,7 +31,7 @@ fn lease(number: u64, state: LeaseState) -> LeaseRecord {
     }
 }
 
-/// How SQLite executes a query, with the tables that it sorts or scans.
+/// Returns how SQLite executes a query, with the tables that it sorts or scans.
 fn query_plan(connection: &Connection, rest: &str, parameters: usize) -> String {
     let sql = format!("EXPLAIN QUERY PLAN SELECT * FROM leases {rest}");
     let mut statement = connection.prepare(&sql).unwrap();

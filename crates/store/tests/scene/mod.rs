@@ -1,4 +1,4 @@
-//! What the tests of the store have in common: records to write, and a look at everything in it.
+//! Records to write, and a dump of the store, for all tests of the store.
 
 #![allow(dead_code, reason = "each test program uses its part of it")]
 
@@ -8,18 +8,18 @@ use std::{fmt::Write as _, path::Path};
 
 use gpush_api::{
     Actor, GpuInstance, GpuPlan, LeaseBinding, LeaseHolder, LeaseKind, LeaseMember, LeaseRequest, MemberShare, Mig,
-    MpsSettings, Placement, Priority,
+    Placement, Priority,
 };
 use gpush_store::{
-    AuditQuery, GpuIntent, Intent, LeaseHistory, LeaseTerms, NewAudit, NewCondition, NewLease, NewMpsShare,
-    NewOperation, NewOverride, Note, Opened, Options, ProcessId, Store, StoreError, View,
+    AuditQuery, GpuIntent, Intent, LeaseHistory, LeaseTerms, NewAudit, NewCondition, NewLease, NewOperation,
+    NewOverride, Note, Opened, Options, Store, StoreError, View,
 };
 
 pub(crate) fn actor(uid: u32) -> Actor {
     Actor { uid, user: Some(format!("user{uid}")), pid: Some(4000 + uid) }
 }
 
-/// A lease of a user: a quarter of an MPS target, in two members so that the row has a list.
+/// Returns a lease of a user: a quarter of an MPS target, in two members so that the row has a list.
 pub(crate) fn new_lease(uid: u32) -> NewLease {
     NewLease {
         holder: LeaseHolder { uid, user: Some(format!("user{uid}")) },
@@ -45,17 +45,7 @@ pub(crate) fn lease_terms(targets: &[&str]) -> LeaseTerms {
     LeaseTerms { members: targets.iter().map(member).collect(), expires_at: None }
 }
 
-pub(crate) fn share_of(target: &str, uid: u32) -> NewMpsShare {
-    NewMpsShare {
-        target: target.to_owned(),
-        by: actor(uid),
-        settings: MpsSettings { percentage: "12.5".parse().unwrap(), ..MpsSettings::default() },
-        process: Some(ProcessId { pid: 4711, start: 815 }),
-        expires_at: None,
-    }
-}
-
-/// An intent of a real shape: one GPU with seven instances before.
+/// Returns a realistic intent: one GPU with seven previous instances.
 pub(crate) fn intent(mark: u64) -> Intent {
     let instance = |id: u32| GpuInstance {
         id,
@@ -68,7 +58,7 @@ pub(crate) fn intent(mark: u64) -> Intent {
     };
     let before = Mig {
         enabled: true,
-        pending: true,
+        reset_pending: false,
         memory_slices: 8,
         compute_slices: 7,
         instances: (0..7).map(instance).collect(),
@@ -138,7 +128,7 @@ pub(crate) fn lost(notes: &[Note]) -> Option<&gpush_store::Lost> {
     notes.iter().find_map(|note| if let Note::Lost(lost) = note { Some(lost) } else { None })
 }
 
-/// Everything that the store holds, as text.
+/// Returns everything in the store as text.
 pub(crate) fn everything(view: &View<'_>) -> Result<String, StoreError> {
     let mut text = String::new();
     for operation in view.operations()? {
@@ -149,9 +139,6 @@ pub(crate) fn everything(view: &View<'_>) -> Result<String, StoreError> {
         writeln!(text, "{one:?}").unwrap();
     }
     for one in view.conditions()? {
-        writeln!(text, "{one:?}").unwrap();
-    }
-    for one in view.mps_shares()? {
         writeln!(text, "{one:?}").unwrap();
     }
     for one in view.open_leases()? {

@@ -5,7 +5,7 @@ use gpush_client::Client;
 use gpush_core::{config::Config, desired, layout, parted};
 
 use crate::{
-    args::{Change, Global, Offline, Wanted, habits},
+    args::{Global, LayoutChange, Offline, Wanted, habits},
     commands::{apply, config, parted as files},
     exit::{DIFFERS, Failure, Outcome},
     offline,
@@ -180,12 +180,12 @@ fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
 }
 
 /// `mig apply`.
-pub(super) async fn apply(client: &mut Client, wanted: &Wanted, change: &Change, out: &Output) -> Outcome {
+pub(super) async fn apply(client: &mut Client, wanted: &Wanted, change: &LayoutChange, out: &Output) -> Outcome {
     let request = Typed::of(wanted)?.ask(wanted, client, out).await?;
     let PlanRequest { gpus, layout } = request.clone();
     let named = layout != LayoutSource::Wanted;
     let order = ApplyRequest { gpus, layout, ..apply::request(change) };
-    match apply::run(client, order, change.yes || !named, &change.waiting, out).await {
+    match apply::run(client, order, change.execution.yes || !named, &change.execution.waiting, out).await {
         Err(Failure::Error(error)) if error.code == Code::NotFound => {
             let label = match &request.layout {
                 LayoutSource::Named(name) => habits::parted_label(name),

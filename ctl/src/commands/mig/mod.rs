@@ -39,7 +39,9 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
         Mig::Import { file, label } => super::parted::import(&file, label.as_deref(), out),
         Mig::Plan { wanted, offline } => layout::planned(global, &wanted, &offline, out),
         Mig::Assert { wanted, offline } => layout::asserted(global, &wanted, &offline, out),
-        Mig::Apply { wanted, change } if change.dry_run => layout::planned(global, &wanted, &Offline::default(), out),
+        Mig::Apply { wanted, change } if change.execution.dry_run => {
+            layout::planned(global, &wanted, &Offline::default(), out)
+        }
         Mig::Apply { wanted, change } => {
             super::ask(global, async |client| layout::apply(client, &wanted, &change, out).await)
         }

@@ -122,7 +122,7 @@ fn is_going(what: Change, state: MpsState) -> bool {
 fn otherwise(what: Change, state: MpsState) -> &'static str {
     match (what, state) {
         (Change::Start | Change::Restart, MpsState::Stopped | MpsState::Draining | MpsState::Stopping) => {
-            "somebody has stopped it meanwhile"
+            "another user has stopped it in the meantime"
         }
         (
             Change::Start | Change::Restart,
@@ -133,7 +133,7 @@ fn otherwise(what: Change, state: MpsState) -> &'static str {
             | MpsState::BackingOff
             | MpsState::GivenUp,
         ) => "it did not come up",
-        (Change::Stop | Change::Drain, _) => "somebody has started it again meanwhile",
+        (Change::Stop | Change::Drain, _) => "another user has started it again in the meantime",
     }
 }
 
@@ -241,7 +241,7 @@ fn lost_sight(now: &MpsDaemon, cause: String, out: &Output) -> Failure {
     let (label, target) = (label(now, &out.look), typed(now, &out.look));
     let error =
         ApiError::new(Code::Unreachable, format!("lost sight of MPS on {label}: the agent went away meanwhile"));
-    let hint = format!("what was asked for is kept: start gpushd, then `gpushctl mps show {target}`");
+    let hint = format!("gpushd keeps the request: start gpushd, then `gpushctl mps show {target}`");
     error.cause(cause).hint(hint).into()
 }
 

@@ -4,18 +4,13 @@
 //! |---|---|
 //! | `follow` | `start`, `stop`, `restart`, `drain`: makes the request and waits for its end |
 //! | `logs` | `logs`, and new lines in them |
-//! | `share` | `env` and `release` |
-//! | `run` | `run`: a share for as long as a command runs |
-//! | `shell` | an environment in the syntax of a shell |
 
 mod follow;
 mod logs;
-mod run;
-mod share;
-mod shell;
 
-use gpush_api::{Gpu, Mode, MpsDaemon, MpsEndRequest, MpsSetRequest};
+use gpush_api::{Gpu, Mode, MpsClient, MpsDaemon, MpsEndRequest, MpsSetRequest};
 use gpush_client::Client;
+use serde::Serialize;
 
 use self::follow::{Change, Watch};
 use crate::{
@@ -25,12 +20,33 @@ use crate::{
     render::mps::{change, clients, list, show},
 };
 
-pub(super) fn run(global: &Global, command: Mps, out: &Output) -> Outcome {
-    match command {
-        // It makes two requests, and the command between them may run for days.
-        Mps::Run { of, ceilings, command } => run::run(global, of.text(), ceilings, &command, out),
-        other => super::ask(global, async |client| asked(client, other, out).await),
+/// An MPS client in `gpushctl mps clients -o json`, with the target whose daemon it uses.
+#[derive(Debug, Serialize)]
+struct ListedClient<'d> {
+    target: &'d str,
+    uuid: &'d str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<&'d str>,
+    #[serde(flatten)]
+    client: &'d MpsClient,
+}
+
+impl<'d> ListedClient<'d> {
+    fn of(daemon: &'d MpsDaemon) -> impl Iterator<Item = Self> {
+        daemon.clients.iter().map(|client| Self {
+            target: &daemon.target,
+            uuid: &daemon.uuid,
+            gpu: daemon.gpu,
+            device: daemon.device.as_deref(),
+            client,
+        })
     }
+}
+
+pub(super) fn run(global: &Global, command: Mps, out: &Output) -> Outcome {
+    super::ask(global, async |client| asked(client, command, out).await)
 }
 
 async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
@@ -49,7 +65,8 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
                 Some(target) => vec![client.mps_daemon(&target).await?],
                 None => of_gpus(client, &which.gpus).await?,
             };
-            out.list(&daemons, |look| clients::all(&daemons, look))?;
+            let document: Vec<ListedClient<'_>> = daemons.iter().flat_map(ListedClient::of).collect();
+            out.list(&document, |look| clients::all(&daemons, look))?;
         }
         Mps::Set { of, ceilings, reset } => {
             let Ceilings { percentage, memory, priority } = ceilings;
@@ -73,12 +90,6 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
         }
         Mps::Logs { of, number, all, follow: false } => logs::last(client, of.text(), number, all, out).await?,
         Mps::Logs { of, number, all, follow: true } => return logs::follow(client, of.text(), number, all, out).await,
-        Mps::Env { of, ceilings, until, shell } => {
-            share::env(client, of.text(), ceilings, until, shell, out).await?;
-        }
-        Mps::Release { shares } => share::release(client, &shares, out).await?,
-        // Nothing that asks once.
-        Mps::Run { .. } => {}
     }
     Ok(0)
 }

@@ -1,6 +1,6 @@
 //! What a change came to, what is waited for meanwhile, and what is new in a log.
 
-use gpush_api::{MpsDaemon, MpsLog, MpsLogs, MpsSet, MpsShare, MpsState};
+use gpush_api::{MpsDaemon, MpsLog, MpsLogs, MpsSet, MpsState};
 
 use super::{clients, label, memory, notes, state, typed, way_out};
 use crate::render::{
@@ -14,7 +14,7 @@ pub(crate) fn ended(daemon: &MpsDaemon, look: &Look) -> String {
     let (word, style) = state(daemon.state);
     let what = match (daemon.state, daemon.pid) {
         (MpsState::Ready, Some(pid)) => format!(", its daemon is pid {pid}"),
-        (MpsState::Stopped, _) if daemon.ends.is_some() => "; nothing wants it any more".to_owned(),
+        (MpsState::Stopped, _) if daemon.ends.is_some() => "; it is no longer needed".to_owned(),
         (MpsState::Stopped, _) => format!("; `gpushctl mps start {}` brings it back", typed(daemon, look)),
         _ => String::new(),
     };
@@ -62,7 +62,7 @@ pub(crate) fn set(set: &MpsSet, look: &Look) -> String {
     let daemon = &set.daemon;
     let mut out = match &daemon.in_force {
         Some(now) => format!(
-            "{}: in force are {} % for each client, memory {}, priority {}\n",
+            "{}: {} % for each client, memory {}, priority {}\n",
             label(daemon, look),
             now.percentage,
             memory(now.memory_limit_mib),
@@ -77,28 +77,6 @@ pub(crate) fn set(set: &MpsSet, look: &Look) -> String {
         out += &(line + "\n");
     }
     out
-}
-
-/// `gpushctl mps release`.
-pub(crate) fn released(shares: &[MpsShare], look: &Look) -> String {
-    let line = |share: &MpsShare| {
-        let percent = share.settings.percentage;
-        format!("{} given back: {percent} % of {}\n", look.clean(&share.id), look.clean(&share.target))
-    };
-    shares.iter().map(line).collect()
-}
-
-/// What `gpushctl mps env` says beside its output.
-pub(crate) fn taken(share: &MpsShare, look: &Look) -> String {
-    let until = match (share.with_pid, share.expires_at) {
-        (Some(pid), None) => format!("stands until pid {pid} ends"),
-        (None, Some(at)) => format!("ends {}", look.ahead(at)),
-        (Some(pid), Some(at)) => format!("stands until pid {pid} ends, and ends {} anyway", look.ahead(at)),
-        (None, None) => "stands until it is given back".to_owned(),
-    };
-    let id = look.clean(&share.id);
-    let text = format!("share {id} {until}; `gpushctl mps release {id}` gives it back");
-    look.wrap("", &text).join("\n") + "\n"
 }
 
 /// Logs one after the other, each with its path above it where there are several.

@@ -15,7 +15,7 @@ const COLUMNS: [(&str, Align); 6] = [
     ("TARGET", Align::Left),
     ("PID", Align::Right),
     ("USER", Align::Left),
-    ("SHARE", Align::Left),
+    ("LEASE", Align::Left),
     ("SERVER", Align::Right),
     ("COMMAND", Align::Left),
 ];
@@ -64,9 +64,9 @@ fn row(client: &MpsClient, label: &str, look: &Look) -> [String; 6] {
         (None, None) if user.is_none() => who::ANOTHER.to_owned(),
         (None, _) => NONE.to_owned(),
     };
-    // A client of which nothing is known has a share that nobody may know of.
-    let share = match &client.share {
-        Some(share) => look.clean(share),
+    // Of a client of another user, the lease is not known either.
+    let lease = match &client.lease {
+        Some(lease) => look.clean(lease),
         None if user.is_none() && client.pid.is_none() => NONE.to_owned(),
         None => "none".to_owned(),
     };
@@ -74,7 +74,7 @@ fn row(client: &MpsClient, label: &str, look: &Look) -> [String; 6] {
         label.to_owned(),
         client.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
         user.unwrap_or_else(|| NONE.to_owned()),
-        share,
+        lease,
         client.server.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
         command,
     ]

@@ -21,8 +21,8 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Look) -> List
         ("TARGET", Left),
         ("STATE", Left),
         ("CLIENTS", Right),
-        ("SHARES", Left),
-        ("GIVEN", Right),
+        ("LEASES", Left),
+        ("LEASED", Right),
         ("USER", Left),
         ("PERCENT", Right),
         ("MEMORY", Right),
@@ -45,7 +45,7 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Look) -> List
             daemon.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
         ]
     };
-    let narrow = Narrow { spare: &["PID", "MEMORY", "PERCENT", "SHARES"], prose: false };
+    let narrow = Narrow { spare: &["PID", "MEMORY", "PERCENT", "LEASES"], prose: false };
     let mut out = String::new();
     for daemon in daemons {
         for line in notes(daemon, &format!("! {}: ", label(daemon, look)), look) {
@@ -99,6 +99,8 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &L
     };
     let at = daemons.iter().map(|daemon| width(&place(daemon))).max().unwrap_or(0);
     let words = daemons.iter().map(|daemon| width(state(daemon.state).0)).max().unwrap_or(0);
+    // The word is left out where there is no room.
+    let leased = if look.width < 80 { "" } else { " leased" };
     let mut out = Vec::new();
     for daemon in daemons {
         let notes = notes(daemon, &format!("{margin}! {}: ", place(daemon)), look);
@@ -108,7 +110,7 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &L
             let user = admitted(daemon, look).map_or_else(String::new, |user| format!("  {user}"));
             let (bar, figures) = given(daemon, bar_columns(look), look);
             let line = format!(
-                "{margin}{}  {}  {}  {bar} {figures:>8} given{}",
+                "{margin}{}  {}  {}  {bar} {figures:>8}{leased}{}",
                 paint(QUIET, &pad(&place(daemon), at)),
                 paint(style, &pad(word, words)),
                 pad(&clients, "48/48 clients".len()),

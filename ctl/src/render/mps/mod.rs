@@ -42,8 +42,8 @@ fn unexplained(state: MpsState) -> &'static str {
         MpsState::Fault => "its server met a fatal fault, or ends as soon as it is started",
         MpsState::Hung => "its control daemon runs and does not answer",
         MpsState::BackingOff => "its control daemon ended, and is started again",
-        MpsState::GivenUp => "its control daemon ended too often, and is started by hand only",
-        MpsState::Draining => "nobody is let in any more, and its clients may finish",
+        MpsState::GivenUp => "its control daemon ended too often, and must be started by an administrator",
+        MpsState::Draining => "no new clients; those that are connected may finish",
     }
 }
 
@@ -100,10 +100,10 @@ pub(crate) fn of_how_many(daemon: &MpsDaemon) -> String {
     format!("{count}/{}", daemon.wanted.max_clients)
 }
 
-/// What its shares come to of what they may, as a line and in figures.
+/// The sum of the percentages of its leases and its limit, as a line and in figures.
 fn given(daemon: &MpsDaemon, columns: usize, look: &Look) -> (String, String) {
-    let line = bar::part(daemon.shares_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
-    (line, format!("{}/{}%", daemon.shares_percent, daemon.wanted.shares_percent))
+    let line = bar::part(daemon.granted_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
+    (line, format!("{}/{}%", daemon.granted_percent, daemon.wanted.shares_percent))
 }
 
 /// Columns of that line.

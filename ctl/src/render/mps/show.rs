@@ -1,12 +1,12 @@
 //! Everything about one target that is shared through MPS.
 
-use gpush_api::{MpsComputeMode, MpsDaemon, MpsShare, MpsState, MpsUsers};
+use gpush_api::{Lease, MemberShare, MpsComputeMode, MpsDaemon, MpsState, MpsUsers};
 
 use super::{
     NONE, admitted, clients, given, label, memory, notes, section, server_state, state, typed, user, way_out, words,
 };
 use crate::render::{
-    Look,
+    Look, lease,
     look::{NOTE, QUIET, STRONG, count, pad, paint},
     table::{Align, Narrow, fitted, table},
 };
@@ -41,8 +41,8 @@ pub(crate) fn show(daemon: &MpsDaemon, look: &Look) -> String {
         clients::table(std::slice::from_ref(daemon), false, INDENT, look)
     };
     let (bar, figures) = given(daemon, 20, look);
-    out += &format!("\n{}  {bar} {figures}\n", paint(STRONG, "Shares"));
-    out += &shares(&daemon.shares, look);
+    out += &format!("\n{}  {bar} {figures}\n", paint(STRONG, "Leases"));
+    out += &leases(daemon, look);
     out
 }
 
@@ -63,14 +63,14 @@ fn life(daemon: &MpsDaemon, look: &Look) -> String {
     let spoken = daemon.protocol.as_ref().map_or_else(String::new, |how| format!(", {}", look.clean(how)));
     let pid = daemon.pid.map_or_else(|| "none".to_owned(), |pid| format!("pid {pid}{spoken}"));
     out += &fact("daemon", &pid, look);
-    let whose = match (daemon.state, admitted(daemon, look).filter(|_| !daemon.shares.is_empty()), daemon.wanted.users)
+    let whose = match (daemon.state, admitted(daemon, look).filter(|_| !daemon.leases.is_empty()), daemon.wanted.users)
     {
-        (MpsState::Ready, Some(user), MpsUsers::One) => format!("{user}; others once the shares of {user} have ended"),
-        (MpsState::Ready, Some(user), MpsUsers::Many) => format!("{user}, and others beside"),
-        (MpsState::Ready, None, _) => "nobody: no share is taken".to_owned(),
-        (other, ..) => format!("nobody: {}", state(other).0),
+        (MpsState::Ready, Some(user), MpsUsers::One) => format!("{user}; others when the leases of {user} have ended"),
+        (MpsState::Ready, Some(user), MpsUsers::Many) => format!("{user}, and other users"),
+        (MpsState::Ready, None, _) => "no user: there is no lease".to_owned(),
+        (other, ..) => format!("no user: {}", state(other).0),
     };
-    out += &fact("let in", &whose, look);
+    out += &fact("admitted", &whose, look);
     // A path is there to be copied: it never breaks.
     for (name, path) in [("sockets", &daemon.pipe_directory), ("logs", &daemon.log_directory)] {
         if let Some(path) = path {
@@ -94,7 +94,7 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
     };
     let row = |name: &str, wanted: String, other: Option<(String, bool)>| {
         let (value, same) = other.unwrap_or_else(|| (NONE.to_owned(), true));
-        let mark = if same { String::new() } else { words(NOTE, "! not as wanted") };
+        let mark = if same { String::new() } else { words(NOTE, "! not as desired") };
         vec![name.to_owned(), wanted, value, mark]
     };
     let rows = vec![
@@ -119,7 +119,7 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
     let mut out = section("Settings") + &table(&columns, rows, INDENT, look);
     if let Some(rule) = &daemon.rule {
         let text = format!(
-            "by hand; the rule says {} %, memory {}, priority {}. `gpushctl mps set {} --reset` goes back to it",
+            "by an administrator; the rule says {} %, memory {}, priority {}. `gpushctl mps set {} --reset` restores it",
             rule.percentage,
             memory(rule.memory_limit_mib),
             rule.priority,
@@ -134,10 +134,10 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
     };
     out += &fact("clients", &format!("{} at most, {users}", policy.max_clients), look);
     let over = if policy.shares_percent > 100 { ", more than there is" } else { "" };
-    out += &fact("shares", &format!("{} % at most together{over}", policy.shares_percent), look);
+    out += &fact("leases", &format!("{} % at most together{over}", policy.shares_percent), look);
     if daemon.device.is_none() {
         let mode = match policy.compute_mode {
-            MpsComputeMode::ExclusiveProcess => "exclusive process: nobody gets past MPS",
+            MpsComputeMode::ExclusiveProcess => "exclusive process: programs cannot bypass MPS",
             MpsComputeMode::Keep => "left as it is: programs may get past MPS",
         };
         out += &fact("compute mode", mode, look);
@@ -151,7 +151,7 @@ fn servers(daemon: &MpsDaemon, look: &Look) -> String {
     }
     let row = |server: &gpush_api::MpsServer| {
         let state = server.state.map_or_else(
-            || "not told".to_owned(),
+            || "not known".to_owned(),
             |state| {
                 let (word, style) = server_state(state);
                 words(style, word)
@@ -172,41 +172,39 @@ fn servers(daemon: &MpsDaemon, look: &Look) -> String {
     table(&columns, daemon.servers.iter().map(row).collect(), INDENT, look)
 }
 
-fn shares(shares: &[MpsShare], look: &Look) -> String {
+fn leases(daemon: &MpsDaemon, look: &Look) -> String {
     use Align::{Left, Right};
-    if shares.is_empty() {
+    if daemon.leases.is_empty() {
         return paint(QUIET, "  none") + "\n";
     }
     let columns = [
-        ("SHARE", Left),
+        ("LEASE", Left),
         ("USER", Left),
+        ("STATE", Left),
         ("PERCENT", Right),
         ("MEMORY", Right),
         ("PRIORITY", Left),
-        ("TAKEN", Left),
-        ("UNTIL", Left),
+        ("ENDS", Left),
     ];
-    let row = |share: &MpsShare| {
+    let row = |lease: &Lease| {
+        let settings = lease.members.iter().find(|member| member.target == daemon.uuid).map(|member| &member.share);
+        let (percent, limit, priority) = match settings {
+            Some(MemberShare::Mps { percentage, memory_limit_mib, priority }) => {
+                (percentage.to_string(), memory(*memory_limit_mib), priority.to_string())
+            }
+            Some(_) | None => (NONE.to_owned(), NONE.to_owned(), NONE.to_owned()),
+        };
+        let (word, style) = lease::state(lease.state);
         vec![
-            look.clean(&share.id),
-            user(share.by.user.as_ref(), Some(share.by.uid), look).unwrap_or_default(),
-            share.settings.percentage.to_string(),
-            memory(share.settings.memory_limit_mib),
-            share.settings.priority.to_string(),
-            look.ago(share.created_at),
-            until(share, look),
+            lease.id.to_string(),
+            user(lease.holder.user.as_ref(), Some(lease.holder.uid), look).unwrap_or_default(),
+            paint(style, word),
+            percent,
+            limit,
+            priority,
+            lease::end(lease, look),
         ]
     };
-    let narrow = Narrow { spare: &["TAKEN", "PRIORITY"], prose: true };
-    fitted(&columns, shares.iter().map(row).collect(), narrow, INDENT, look)
-}
-
-/// When a share ends by itself.
-pub(crate) fn until(share: &MpsShare, look: &Look) -> String {
-    match (share.with_pid, share.expires_at) {
-        (Some(pid), None) => format!("pid {pid} ends"),
-        (None, Some(at)) => look.ahead(at),
-        (Some(pid), Some(at)) => format!("pid {pid} ends, or {}", look.ahead(at)),
-        (None, None) => "release".to_owned(),
-    }
+    let narrow = Narrow { spare: &["PRIORITY", "MEMORY"], prose: true };
+    fitted(&columns, daemon.leases.iter().map(row).collect(), narrow, INDENT, look)
 }

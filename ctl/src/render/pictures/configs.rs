@@ -7,11 +7,12 @@ fn the_config_in_force() {
     let look = fixtures::look(80, UTF8);
     let rule = |name: &str, gpus: &[&str], mode, layout: Option<&[&str]>, claims: &[u32]| RuleView {
         name: name.into(),
-        gpus: gpus.iter().map(|g| (*g).to_owned()).collect(),
+        selectors: gpus.iter().map(|g| (*g).to_owned()).collect(),
         mode,
         layout: layout.map(|l| l.iter().map(|e| (*e).to_owned()).collect()),
         mps: None,
         timeslice: None,
+        lease: None,
         claims: claims.to_vec(),
     };
     let limits = MpsSettings {
@@ -52,7 +53,7 @@ fn the_config_in_force() {
         trouble: Some(
             ApiError::new(Code::ConfigInvalid, "the config /etc/gpush/config.toml is wrong")
                 .cause("line 3, column 1: unknown key `libary` in [driver] (did you mean `library`?)")
-                .outcome("the config read before stays in force")
+                .outcome("the previous config stays in effect")
                 .hint("mend it, test it with `gpushctl config check /etc/gpush/config.toml`, then `systemctl reload gpushd`"),
         ),
         generation: 1,
@@ -118,10 +119,11 @@ fn what_a_file_changes() {
         layout: layout.map(|entry| vec![entry.to_owned()]),
         mps: None,
         timeslice: None,
+        lease: None,
     };
     let gpu = |gpu, in_file: Option<WantedView>, in_force, stands: &[&str]| GpuDiff {
         gpu,
-        uuid: format!("GPU-{gpu}"),
+        gpu_uuid: format!("GPU-{gpu}"),
         in_file,
         in_force,
         overridden: None,
@@ -140,7 +142,7 @@ fn what_a_file_changes() {
     overridden.overridden = Some(an_override(1, &["1g.10gb*7"], "tests", Some(60)));
     overridden.drift = vec!["missing 1g.10gb*7".into()];
     let same = gpu(2, Some(training()), training(), &["3g.40gb@0", "3g.40gb@4"]);
-    let same_uuid = same.uuid.clone();
+    let same_uuid = same.gpu_uuid.clone();
     let setting = |key: &str, in_force: &str, in_file: Option<&str>, restart| SettingDiff {
         key: key.into(),
         in_force: Some(in_force.into()),

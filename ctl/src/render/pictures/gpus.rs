@@ -47,7 +47,7 @@ fn profiles_as_tables() {
     }
     gpus.push(twin);
     let off = gpus[2].mig.as_mut().unwrap();
-    (off.enabled, off.pending) = (false, false);
+    off.set_mode(false, false);
     assert_snapshot!("mig-profiles", fits(profiles::profiles(&gpus, &look).text(), &look));
     let narrow = fixtures::look(60, UTF8);
     assert_snapshot!("mig-profiles-60", fits(profiles::profiles(&gpus, &narrow).text(), &narrow));
@@ -97,7 +97,7 @@ fn gpus_that_take_turns_say_what_that_is_worth() {
         of(turns(known, Some(gpush_api::TimesliceLevel::Long), None), &[]),
         of(
             turns(known, Some(gpush_api::TimesliceLevel::Default), Some("nvidia-smi does not set long: Unknown Error")),
-            &["time-slice level is default, the config wants long"],
+            &["time-slice level is default, but the config says long"],
         ),
         of(turns(gpush_api::TimesliceState::Unsupported, None, Some("Turing and later have them")), &[]),
         of(turns(gpush_api::TimesliceState::Unknown, None, Some("`nvidia-smi compute-policy` fails")), &[]),

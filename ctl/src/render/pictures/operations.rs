@@ -107,7 +107,7 @@ fn a_rollback_that_failed_is_told_once() {
     for once in [back, "out of luck", "insufficient resources", "creating 1g.10gb@5 failed"] {
         assert_eq!(text.matches(once).count(), 1, "{once}:\n{text}");
     }
-    assert!(text.contains("3 of 6 steps were done, and could not all be taken back"), "{text}");
+    assert!(text.contains("3 of 6 steps were executed, and not all of them could be rolled back"), "{text}");
 }
 
 #[test]
@@ -143,10 +143,10 @@ fn operations_and_their_ends() {
     assert_eq!(operation::error(&rolled), Some(error));
 
     // The whole's error adds a cause to the GPU's: together they are told once.
-    let whole = rolled.error.take().map(|error| error.outcome("the previous layout stands again, read back"));
+    let whole = rolled.error.take().map(|error| error.outcome("the previous layout was restored and read back"));
     rolled.error = whole;
     let text = fits(&operation::operation(&rolled, &before, &before, true, &look), &look);
-    for once in ["the driver refused to create", "insufficient resources", "stands again", "hint:"] {
+    for once in ["the driver refused to create", "insufficient resources", "was restored", "hint:"] {
         assert_eq!(text.matches(once).count(), 1, "{once}:\n{text}");
     }
 

@@ -16,6 +16,26 @@ fn status_of_a_mixed_host() {
 }
 
 #[test]
+fn status_with_sensors_shows_a_dash_for_what_is_not_reported() {
+    let mut gpus = fixtures::mixed();
+    gpus[5].sensors = gpush_api::Sensors {
+        utilization_percent: Some(97),
+        memory_utilization_percent: Some(41),
+        temperature_c: Some(61),
+        power_mw: Some(68_200),
+        power_limit_mw: Some(72_000),
+        ecc_corrected: Some(3),
+        ecc_uncorrected: Some(0),
+    };
+    let shown = fixtures::status(gpus, false);
+    for width in [60, 80, 120] {
+        let look = fixtures::look(width, UTF8);
+        let text = fixtures::plain(&status::status_with_sensors(&shown, true, &look));
+        assert_snapshot!(format!("status-sensors-{width}"), text);
+    }
+}
+
+#[test]
 fn status_in_ascii_is_ascii() {
     let mut gpus = fixtures::mixed();
     gpus[5].processes[0].user = Some("Jürgen".into());
@@ -120,7 +140,7 @@ fn status_of_an_agent_without_a_driver() {
     let mut shown = fixtures::status(Vec::new(), false);
     shown.version.driver = None;
     shown.health.status = gpush_api::HealthStatus::Degraded;
-    shown.health.causes = vec![
+    shown.health.errors = vec![
         ApiError::new(Code::DriverUnavailable, "the NVIDIA driver is not loaded")
             .cause("NVML: driver not loaded")
             .hint("modprobe nvidia, or reboot after an update of the driver; gpushd tries again by itself"),

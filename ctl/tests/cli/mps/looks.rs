@@ -14,8 +14,6 @@ fn what_is_shared_and_by_whom() {
         &["mps", "set", "0", "--percentage", "50%"],
         &["mps", "logs", "0", "-n", "2"],
         &["mps", "show", "7"],
-        &["mps", "release", "s12"],
-        &["mps", "release", "s12", "s99", "s98"],
         &["process", "list"],
         &["process", "list", "--stray", "--gpu", "0"],
         &["process", "list", "--stray", "--gpu", "1"],
@@ -51,20 +49,12 @@ fn values_are_checked_before_anybody_is_asked() {
         &["mps", "set", "0"],
         &["mps", "set", "0", "--percentage", "0"],
         &["mps", "set", "0", "--percentage", "33.37"],
-        &["mps", "env", "0", "--percentage", "-5"],
-        &["mps", "env", "0", "--memory", "1.5G"],
-        &["mps", "env", "0", "--memory", "512"],
-        &["mps", "env", "0", "--priority", "high"],
-        &["mps", "env", "0", "--for", "2h", "--with", "4000"],
-        &["mps", "env", "0", "--for", "soon"],
-        &["mps", "env", "0", "--with", "1"],
-        &["mps", "env", "0", "--for", "2h", "--shell", "tcsh"],
+        &["mps", "set", "0", "--memory", "1.5G"],
+        &["mps", "set", "0", "--memory", "512"],
+        &["mps", "set", "0", "--priority", "high"],
         &["mps", "start", "0", "--timeout", "0s"],
         &["mps", "start", "0", "--timeout", "1s", "--detach"],
         &["mps", "logs", "0", "--lines", "0"],
-        &["mps", "run", "0"],
-        &["mps", "run", "0", "--percentage", "200", "--", "true"],
-        &["mps", "release"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
     assert_snapshot!(text.join("\n"));
@@ -77,9 +67,9 @@ fn version() -> Version {
 fn health() -> Health {
     Health {
         status: HealthStatus::Ok,
-        causes: Vec::new(),
+        errors: Vec::new(),
         simulated: true,
-        gpus: 2,
+        gpu_count: 2,
         maintenance: None,
         layouts_at_start: None,
         pid: 812,
@@ -93,6 +83,7 @@ fn whole(host: &Host, mode: Mode, mps: fn() -> Answer) -> Agent {
         "/v1/health" => Answer::ok(&health()),
         "/v1/gpus" | "/v1/gpus?profiles=true" => Answer::ok(&gpus(mode)),
         "/v1/mps" => mps(),
+        "/v1/leases" => Answer::ok::<[gpush_api::Lease]>(&[]),
         other => panic!("not asked for: {other}"),
     })
 }
@@ -103,8 +94,8 @@ fn status_asks_for_mps_only_where_there_is_some() {
     let host = Host::new();
     let agent = whole(&host, Mode::Mps, shared);
     let text = host.run(&["status", "--brief", "--gpu", "0"]);
-    assert!(text.contains("MPS  ready  2/48 clients") && text.contains("25/100% given  alice"), "{text}");
-    assert_eq!(agent.asked(), ["GET /v1/version", "GET /v1/health", "GET /v1/gpus", "GET /v1/mps"]);
+    assert!(text.contains("MPS  ready  2/48 clients") && text.contains("25/100% leased  alice"), "{text}");
+    assert_eq!(agent.asked(), ["GET /v1/version", "GET /v1/health", "GET /v1/gpus", "GET /v1/mps", "GET /v1/leases"]);
     let document: serde_json::Value =
         serde_json::from_slice(&host.command(&["status", "--json"]).output().unwrap().stdout).unwrap();
     assert_eq!(serde_json::from_value::<Vec<MpsDaemon>>(document["mps"].clone()).unwrap(), [busy(), idle_device()]);
@@ -114,7 +105,7 @@ fn status_asks_for_mps_only_where_there_is_some() {
     let agent = whole(&host, Mode::Exclusive, shared);
     let text = host.run(&["status", "--json"]);
     assert!(!text.contains("\"mps\":"), "{text}");
-    assert_eq!(agent.asked().len(), 3, "{:?}", agent.asked());
+    assert_eq!(agent.asked().len(), 4, "{:?}", agent.asked());
 
     // That it can't be told hides nothing else.
     let host = Host::new();
@@ -134,19 +125,18 @@ fn json_is_the_types_of_the_api() {
         (serde_json::from_slice(&output.stdout).unwrap(), output.status.code())
     }
     let all = vec![busy(), idle_device()];
-    assert_eq!(json(&host, &["mps", "list"]), (all.clone(), Some(0)));
-    assert_eq!(json(&host, &["mps", "clients"]), (all, Some(0)));
-    assert_eq!(json(&host, &["mps", "clients", "0"]), (vec![busy()], Some(0)));
+    assert_eq!(json(&host, &["mps", "list"]), (all, Some(0)));
+    // A document of its own: one object for each client, with its target.
+    for which in [&["mps", "clients"][..], &["mps", "clients", "0"]] {
+        let (clients, code) = json::<Vec<serde_json::Value>>(&host, which);
+        assert_eq!((clients.len(), code), (busy().clients.len(), Some(0)), "{which:?}");
+        assert_eq!((&clients[0]["target"], &clients[0]["uuid"]), (&busy().target.into(), &busy().uuid.into()));
+    }
     assert_eq!(json(&host, &["mps", "show", "0"]), (busy(), Some(0)));
     assert_eq!(json::<MpsSet>(&host, &["mps", "set", "0", "--percentage", "50"]).1, Some(0));
     assert_eq!(json::<MpsLogs>(&host, &["mps", "logs", "0"]).0.files.len(), 1);
-    assert_eq!(json(&host, &["mps", "env", "0", "--for", "2h"]), (taken(), Some(0)));
-    assert_eq!(json(&host, &["mps", "release", "s12"]), (vec![share("s12")], Some(0)));
     assert_eq!(json(&host, &["process", "list"]), (processes(true), Some(0)));
     assert_eq!(json::<GpuProcesses>(&host, &["process", "list", "--stray"]).1, Some(3));
-    let (error, code) = json::<serde_json::Value>(&host, &["mps", "release", "s99"]);
-    let error: ApiError = serde_json::from_value(error["error"].clone()).unwrap();
-    assert_eq!((error.code, code), (Code::NotFound, Some(2)));
 
     let host = Host::new();
     let ready = daemon(MpsState::Ready, 4, &[]);

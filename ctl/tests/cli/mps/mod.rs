@@ -3,22 +3,21 @@
 
 mod life;
 mod looks;
-mod shares;
 
 use std::{
     io::{BufRead, BufReader, Read},
-    process::{Command, Stdio},
+    process::Stdio,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
 use gpush_api::{
-    Actor, ApiError, Code, Gpu, GpuProcess, GpuProcesses, Health, HealthStatus, Mode, MpsClient, MpsDaemon, MpsLog,
-    MpsLogs, MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSettings, MpsShare, MpsShareRequest, MpsShareTaken,
-    MpsState, Process, ProcessKind, StrayPolicy, Version,
+    ApiError, Code, Gpu, GpuProcess, GpuProcesses, Health, HealthStatus, Lease, Mode, MpsClient, MpsDaemon, MpsLog,
+    MpsLogs, MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSettings, MpsState, Process, ProcessKind, StrayPolicy,
+    Version,
 };
 use insta::assert_snapshot;
 
-use crate::support::{Agent, Answer, GPUSHCTL, Host, Request};
+use crate::support::{Agent, Answer, Host, Request};
 
 /// To come, so that its age in the output is 0 in each run.
 fn at(second: i64) -> jiff::Timestamp {
@@ -26,16 +25,15 @@ fn at(second: i64) -> jiff::Timestamp {
     start.checked_add(jiff::SignedDuration::from_secs(second)).unwrap()
 }
 
-fn share(id: &str) -> MpsShare {
-    MpsShare {
-        id: id.into(),
-        target: "g5d1b03a2".into(),
-        by: Actor { uid: 1000, user: Some("alice".into()), pid: Some(4000) },
-        settings: MpsSettings { percentage: "25".parse().unwrap(), ..MpsSettings::default() },
-        created_at: at(0),
-        with_pid: Some(4055),
-        expires_at: None,
-    }
+fn lease() -> Lease {
+    let share = serde_json::json!({"kind": "mps", "percentage": 25});
+    let gpu = "GPU-00000000-0000-0000-0000-000000000000";
+    serde_json::from_value(serde_json::json!({
+        "id": "L12", "holder": {"uid": 1000, "user": "alice"}, "kind": "mps", "enforcement": "mps_ceiling",
+        "state": "active", "binding": {"kind": "process", "pid": 4055}, "created_at": at(0), "granted_at": at(0),
+        "members": [{"target": gpu, "gpu": gpu, "share": share, "memory_mib": 81920, "gpu_memory_mib": 81920}],
+    }))
+    .unwrap()
 }
 
 fn client(pid: u32) -> MpsClient {
@@ -45,7 +43,7 @@ fn client(pid: u32) -> MpsClient {
         uid: Some(1000),
         user: Some("alice".into()),
         command: Some("python train.py".into()),
-        share: Some("s12".into()),
+        lease: Some("L12".into()),
     }
 }
 
@@ -78,13 +76,13 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
         servers: if clients.is_empty() { Vec::new() } else { vec![server] },
         clients: clients.to_vec(),
         clients_known: true,
-        shares: if clients.is_empty() { Vec::new() } else { vec![share("s12")] },
-        shares_percent: if clients.is_empty() { 0 } else { 25 },
+        leases: if clients.is_empty() { Vec::new() } else { vec![lease()] },
+        granted_percent: if clients.is_empty() { 0 } else { 25 },
     }
 }
 
 fn busy() -> MpsDaemon {
-    let stranger = MpsClient { pid: None, server: None, uid: None, user: None, command: None, share: None };
+    let stranger = MpsClient { pid: None, server: None, uid: None, user: None, command: None, lease: None };
     daemon(MpsState::Ready, 0, &[client(5120), stranger])
 }
 
@@ -94,20 +92,8 @@ fn idle_device() -> MpsDaemon {
         uuid: "MIG-00000001-aaaa-5bbb-8ccc-0123456789ab".into(),
         gpu: Some(1),
         device: Some("2g.20gb@2".into()),
-        findings: vec!["pid 7001 of mallory computes without a share".into()],
+        findings: vec!["pid 7001 of mallory computes without a lease".into()],
         ..daemon(MpsState::Ready, 1, &[])
-    }
-}
-
-fn taken() -> MpsShareTaken {
-    let variable = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    MpsShareTaken {
-        share: share("s12"),
-        environment: vec![
-            variable("CUDA_VISIBLE_DEVICES", "GPU-00000000-0000-0000-0000-000000000000"),
-            variable("CUDA_MPS_PIPE_DIRECTORY", "/run/it's here/g5d1b03a2"),
-            variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25"),
-        ],
     }
 }
 
@@ -128,16 +114,16 @@ fn processes(strays: bool) -> GpuProcesses {
         unit: Some("session-4.scope".into()),
         slurm_job: None,
         serves: None,
-        share: None,
+        lease: None,
         allowed: false,
         stray: None,
-        done: None,
+        stray_action: None,
     };
-    let owner = GpuProcess { share: Some("s12".into()), ..one(5120, "alice", "python train.py") };
+    let owner = GpuProcess { lease: Some("L12".into()), ..one(5120, "alice", "python train.py") };
     let mut stray = one(7001, "mallory", "./miner");
     stray.process.kind = ProcessKind::Compute;
-    stray.stray = Some("it has no share of GPU 0".into());
-    stray.done = Some("left alone".into());
+    stray.stray = Some("its user has no lease on GPU 0".into());
+    stray.stray_action = Some("left alone".into());
     let mut all = GpuProcesses { policy: StrayPolicy::Warn, processes: vec![owner], unseen: Vec::new() };
     if strays {
         all.processes.push(stray);
@@ -171,12 +157,6 @@ fn agent(host: &Host) -> Agent {
             daemon.in_force = Some(MpsSettings { percentage: "50".parse().unwrap(), ..MpsSettings::default() });
             Answer::ok(&MpsSet { daemon, reaches })
         }
-        (_, "/v1/mps/0/shares") => Answer::ok(&taken()),
-        ("DELETE", "/v1/mps/shares/s12") => Answer::ok(&share("s12")),
-        ("DELETE", path) => Answer::error(&ApiError::new(
-            Code::NotFound,
-            format!("there is no share {}", path.rsplit('/').next().unwrap_or_default()),
-        )),
         (_, path) if path.starts_with("/v1/mps/0/logs?lines=") => {
             let lines = vec!["[04:00:00.001 Control  4100] Start".into(), "[04:00:01.002 Control  4100] ok".into()];
             Answer::ok(&MpsLogs {

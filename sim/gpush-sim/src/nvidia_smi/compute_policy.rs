@@ -1,4 +1,4 @@
-//! The stand-in for `nvidia-smi compute-policy`: how long a program's turn on a GPU is.
+//! The simulated `nvidia-smi compute-policy`: the time-slice levels of GPUs.
 //!
 //! ```text
 //! +-------------------------------------+
@@ -9,20 +9,20 @@
 //! +-------------------------------------+
 //! ```
 //!
-//! Known of the real one: the table's head, the widths of its columns and all messages, from the
-//! texts in nvidia-smi 535.309.01; that a GPU is named by its index alone; exit code 3 with both
-//! `Failed to set` lines where a GPU has no levels (kubernetes-sigs/dra-driver-nvidia-gpu issue 41);
-//! help without a command (NVIDIA/k8s-device-plugin issue 354). Not known, and guessed here: where
-//! in its column a value stands, that the table of the others is printed although one GPU has
-//! none, and that failures too go to standard output. Levels are taken by number alone, since the
-//! real one's help lists no other way: a stand-in that takes more would hide a mistake.
+//! Known about the real program: the table's head, the widths of its columns and all messages, from the texts
+//! in nvidia-smi 535.309.01; that the table names a GPU by its index alone; exit code 3 with both `Failed to
+//! set` lines for a GPU without levels (kubernetes-sigs/dra-driver-nvidia-gpu issue 41); help without a command
+//! (NVIDIA/k8s-device-plugin issue 354). Guessed here: the position of a value in its column; that the table of
+//! the other GPUs is printed although one GPU has no levels; and that failures also go to standard output.
+//! Levels are accepted as numbers only, because the real program's help lists no other form, and accepting more
+//! would hide a mistake.
 
 use std::process::ExitCode;
 
 use silicon::machine::{Pid, Timeslice};
 use silicon::{Call, Host, HostError, Return, fault};
 
-/// What the arguments after `compute-policy` ask for.
+/// The request of the arguments after `compute-policy`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Help,
@@ -30,7 +30,7 @@ pub(super) enum Asked {
     Set(Timeslice, Option<Vec<String>>),
 }
 
-/// Reads the arguments after `compute-policy`.
+/// Parses the arguments after `compute-policy`.
 pub(super) fn parse(arguments: &[String]) -> Result<Asked, String> {
     let (mut list, mut level, mut ids) = (false, None, None);
     let mut rest = arguments.iter();
@@ -63,7 +63,7 @@ fn level(text: &str) -> Result<Timeslice, String> {
     known.copied().ok_or_else(|| format!("{text} is no time-slice level: 0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG"))
 }
 
-/// Does it.
+/// Executes the request.
 pub(super) fn act(host: &Host, asked: Asked) -> Result<ExitCode, HostError> {
     let failures = match asked {
         Asked::Help => {
@@ -125,7 +125,8 @@ fn set(host: &Host, level: Timeslice, gpus: &[u32]) -> Result<Vec<Return>, HostE
             Some(rc) => Err(rc),
             None if !host.privileged() => Err(Return::NoPermission),
             None => host.update(|machine| {
-                // It has the driver open while it runs: without persistence mode nothing stays.
+                // It has the driver open while it runs: without persistence mode, settings are lost when it
+                // ends.
                 machine.open(Pid::own());
                 let done = machine.set_timeslice(gpu, level);
                 machine.close(Pid::own());
@@ -150,7 +151,7 @@ fn set(host: &Host, level: Timeslice, gpus: &[u32]) -> Result<Vec<Return>, HostE
     Ok(failures)
 }
 
-/// A return code in the words of `nvmlErrorString`: those that are likely here.
+/// Returns the text of `nvmlErrorString` for the likely return codes.
 fn words(rc: Return) -> String {
     match rc {
         Return::NotSupported => "Not Supported".to_owned(),

@@ -1,5 +1,5 @@
-//! The stand-in for `nvidia-smi`: it resets GPUs, switches their MIG and persistence modes, sets their
-//! time-slice level, lists and queries them, and manages MIG instances. It refuses all else as a stand-in.
+//! The simulated `nvidia-smi`: it resets GPUs, switches their MIG and persistence modes, sets their time-slice
+//! level, lists and queries them, and manages MIG instances. It refuses other commands.
 //!
 //! Exit codes are those of the nvidia-smi manual: 2 invalid argument, 3 not supported, 4 no permission, 6 not
 //! found, 9 driver not loaded, 15 GPU lost, 255 anything else.
@@ -14,7 +14,7 @@ mod compute_policy;
 mod mig;
 mod query;
 
-/// Resets a GPU through the fault rules. The outer error is of the host, the inner of the GPU.
+/// Resets a GPU, subject to fault rules. The outer error is the host's, the inner one the GPU's.
 pub(crate) fn reset(host: &Host, gpu: u32) -> Result<Result<(), String>, HostError> {
     let decision = host.before(&Call::on(fault::GPU_RESET, gpu))?;
     let done = match decision.rc {
@@ -30,7 +30,7 @@ pub(crate) fn reset(host: &Host, gpu: u32) -> Result<Result<(), String>, HostErr
     })
 }
 
-/// Who has the driver or the GPU open, in words.
+/// Describes the processes that have the driver or the GPU open.
 fn holders(host: &Host, gpu: u32) -> Result<String, HostError> {
     let machine = host.read()?;
     let clients = machine.clients(None).map(|client| client.pid);
@@ -44,7 +44,7 @@ fn holders(host: &Host, gpu: u32) -> Result<String, HostError> {
     })
 }
 
-/// What the arguments ask for.
+/// The request of the arguments.
 enum Asked {
     List,
     Reset(Option<Vec<String>>),
@@ -87,8 +87,8 @@ fn mode(text: &str) -> Option<bool> {
     }
 }
 
-/// The host: by the environment, or by where the stand-in was called from (`DIR/bin/nvidia-smi`),
-/// since programs may call it with a clean environment.
+/// Returns the host: from the environment, or from the path of the program (`DIR/bin/nvidia-smi`), because
+/// callers may clear the environment.
 fn host(called: &Path) -> Result<Host, HostError> {
     if std::env::var_os(silicon::host::STATE_VARIABLE).is_some() {
         return Host::from_environment();
@@ -116,7 +116,7 @@ fn list(host: &Host) -> Result<(), HostError> {
     Ok(())
 }
 
-/// Index of the GPU that an `-i` argument means: index, UUID or PCI address.
+/// Returns the index of the GPU for an `-i` argument: index, UUID or PCI address.
 fn find(host: &Host, id: &str) -> Option<u32> {
     let slots = host.hardware().slots.iter().zip(0..);
     let lower = id.to_lowercase();
@@ -129,7 +129,7 @@ fn find(host: &Host, id: &str) -> Option<u32> {
         .next()
 }
 
-/// Indexes of the GPUs that `-i` names, or of all; or the exit code when there is none such.
+/// Returns the indexes of the GPUs for `-i`, or of all; or the exit code if there is no such GPU.
 fn gpus(host: &Host, ids: Option<Vec<String>>) -> Result<Vec<u32>, ExitCode> {
     let Some(ids) = ids else { return Ok((0..).take(host.hardware().slots.len()).collect()) };
     let find = |id: &String| {
@@ -141,7 +141,7 @@ fn gpus(host: &Host, ids: Option<Vec<String>>) -> Result<Vec<u32>, ExitCode> {
     ids.iter().map(find).collect()
 }
 
-/// What the manual says that the program ends with.
+/// Returns the exit code of the manual.
 fn exit_code(rc: Return) -> ExitCode {
     ExitCode::from(match rc {
         Return::Success => 0,
@@ -154,16 +154,16 @@ fn exit_code(rc: Return) -> ExitCode {
     })
 }
 
-/// What the program is.
+/// The description of the program.
 const ABOUT: &str = "This is gpush-sim's stand-in for nvidia-smi on a simulated host.";
 
-/// What it can do.
+/// The supported commands.
 const KNOWN: &str = "It knows `nvidia-smi -L`, `nvidia-smi --query-gpu=FIELDS --format=csv`, \
                      `nvidia-smi --query-compute-apps=FIELDS --format=csv`, `nvidia-smi mig`, \
                      `nvidia-smi --gpu-reset -i N`, `nvidia-smi -i N -mig 0|1`, `nvidia-smi -i N -pm 0|1` and \
                      `nvidia-smi compute-policy`; for the rest use gpushctl, nvitop or `gpush-sim show`.";
 
-/// Ends with the code for a command line that is not valid.
+/// Ends with the code for an invalid command line.
 fn invalid(why: &str) -> ExitCode {
     println!("{why}");
     ExitCode::from(2)
@@ -253,7 +253,7 @@ fn reset_all(host: &Host, ids: Option<Vec<String>>) -> Result<ExitCode, HostErro
     Ok(ExitCode::SUCCESS)
 }
 
-/// Switches MIG mode. What waits for a reset is a warning and no failure, as with the real one.
+/// Switches MIG mode. A pending mode is a warning and not a failure, as in the real program.
 fn switch_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
     let all = || (0..host.hardware().slots.len()).map(|index| index.to_string()).collect();
     if !host.privileged() {
@@ -291,7 +291,7 @@ fn switch_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-/// Switches persistence mode: whether the GPU stays initialised when nobody has it open.
+/// Switches persistence mode: whether the GPU stays initialised when no process has it open.
 fn keep_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
     if !host.privileged() {
         eprintln!(

@@ -1,7 +1,7 @@
 //! `nvidia-smi --query-gpu` and `--query-compute-apps`: figures as CSV, as nvsmi and scripts read them.
 //!
-//! Fields and their spelling are those of `nvidia-smi --help-query-gpu`. A field that the stand-in does not know is
-//! refused as the real program refuses one: with status 2.
+//! Fields and their spelling are those of `nvidia-smi --help-query-gpu`. An unknown field is refused as in the
+//! real program, with status 2.
 
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use silicon::machine::{Board, COMPUTE_MODES, Machine, Reading, Slot};
 use silicon::{Host, HostError};
 
-/// What is queried, and how it is printed.
+/// The fields of a query, and its format.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Query {
     about: About,
@@ -25,14 +25,14 @@ enum About {
     ComputeApps,
 }
 
-/// A figure: text, or a number with its unit; `Absent` where the driver has none.
+/// A value: text, or a number with its unit; `Absent` if the driver has none.
 enum Value {
     Text(String),
     Number(u64, &'static str),
     Absent,
 }
 
-/// Reads the command line of a query; `None` when it is another one.
+/// Parses the command line of a query; returns `None` for other commands.
 pub(super) fn parse(arguments: &[String]) -> Option<Result<Query, String>> {
     let about = |argument: &str| match argument.split_once('=') {
         Some(("--query-gpu", fields)) => Some((About::Gpus, fields.to_owned())),
@@ -117,7 +117,7 @@ pub(super) fn act(host: &Host, query: &Query) -> Result<ExitCode, HostError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Unit of a field, as the header names it.
+/// Returns the unit of a field, as in the header.
 fn unit(field: &str) -> Option<&'static str> {
     match field {
         "memory.total" | "memory.used" | "memory.free" | "memory.reserved" | "used_memory" | "used_gpu_memory" => {
@@ -130,7 +130,7 @@ fn unit(field: &str) -> Option<&'static str> {
     }
 }
 
-/// The fields of a GPU; the error is one that there is not.
+/// Returns the fields of a GPU; the error names an unknown field.
 fn gpu_row(host: &Host, machine: &Machine, gpu: u32, now: u64, fields: &[String]) -> Result<Vec<Value>, String> {
     let slot = &host.hardware().slots[gpu as usize];
     let state = machine.gpus().get(gpu as usize);
@@ -156,7 +156,7 @@ fn gpu_field(
         Some(gpu) if slot.part.has_mig() => on_off(of(gpu)),
         Some(_) | None => Value::Absent,
     };
-    // The driver does not tell the load of a GPU in MIG mode.
+    // The driver does not report the load of a GPU in MIG mode.
     let load = reading.filter(|_| state.is_some_and(|gpu| !gpu.mig));
     let board = Board::of(&slot.part.model);
     Ok(match field {
@@ -195,7 +195,7 @@ fn gpu_field(
     })
 }
 
-/// `Exclusive_Process`, as the program spells it.
+/// Spells `Exclusive_Process` as the program does.
 fn compute_mode(name: &str) -> String {
     let word = |word: &str| {
         let lower = word.to_lowercase();
@@ -205,7 +205,7 @@ fn compute_mode(name: &str) -> String {
     name.split('_').map(word).collect::<Vec<_>>().join("_")
 }
 
-/// The fields of each process that computes on a GPU; the error is one that there is not.
+/// Returns the fields of each compute process on a GPU; the error names an unknown field.
 fn app_rows(host: &Host, machine: &Machine, gpu: u32, fields: &[String]) -> Result<Vec<Vec<Value>>, String> {
     let identity = &host.hardware().slots[gpu as usize].identity;
     let processes = machine.gpus().get(gpu as usize).map_or(&[][..], |gpu| gpu.processes.as_slice());
@@ -228,7 +228,7 @@ fn app_rows(host: &Host, machine: &Machine, gpu: u32, fields: &[String]) -> Resu
     processes.iter().filter(computes).map(|process| fields.iter().map(|name| field(process, name)).collect()).collect()
 }
 
-/// The program of a process, as its command line names it.
+/// Returns the program of a process, from its command line.
 fn program_of(pid: u32) -> String {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let first = line.split(|byte| *byte == 0).next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A control daemon under test, real or not, with the stand-in's server first on its PATH.
+//! A control daemon under test, real or simulated, with the simulated server first on its PATH.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -16,7 +16,7 @@ const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 const STAND_IN: &str = env!("CARGO_BIN_EXE_mps-sim");
 
-/// Which daemon.
+/// The daemon under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     Real,
@@ -25,7 +25,7 @@ pub(crate) enum Which {
     StandIn535,
 }
 
-/// Something that not all of them do.
+/// A behaviour that differs between versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trait {
     KnowsServerStatus,
@@ -42,8 +42,8 @@ pub(crate) enum Branch {
     V555,
 }
 
-/// What differs: a trait, whether 535, 550 and 555 have it, and how that is known. A real daemon counts as 550 or later
-/// when it knows `get_server_status`, and as 555 when its data contains the word `-multiuser-server`.
+/// The differences: a behaviour, whether 535, 550 and 555 have it, and the source. A real daemon counts as 550
+/// or later if it knows `get_server_status`, and as 555 if its data contains the word `-multiuser-server`.
 pub(crate) const DIFFERENCES: &[(Trait, [bool; 3], &str)] = &[
     (Trait::KnowsServerStatus, [false, true, true], "seen with 535.309, 550.163 and 555.58"),
     (Trait::WritesPidFile, [false, true, true], "535.309 was seen not to write it, 550.163 and 555.58 to write it"),
@@ -54,7 +54,7 @@ pub(crate) const DIFFERENCES: &[(Trait, [bool; 3], &str)] = &[
 /// Lets clients of all users share one server of root.
 pub(crate) const MULTI_USER: &str = "-multiuser-server";
 
-/// What a daemon needs before it starts: directories, programs, faults.
+/// Preparation of a daemon: directories, programs, faults.
 pub(crate) struct Setup {
     pub(crate) which: Which,
     scratch: tempfile::TempDir,
@@ -64,14 +64,14 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Nothing, where it is not installed.
+    /// Returns `None` if it is not installed.
     pub(crate) fn of(which: Which, check: &str) -> Option<Self> {
         if which == Which::Real && program(CONTROL).is_none() {
             println!("SKIPPED {check}: {CONTROL} is not installed; `cargo xtask test` as root installs it");
             return None;
         }
         let scratch = tempfile::tempdir().unwrap();
-        // Other users are to reach it.
+        // Other users must be able to reach it.
         std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o755)).unwrap();
         for name in ["bin", "pipe", "log"] {
             std::fs::create_dir(scratch.path().join(name)).unwrap();
@@ -90,7 +90,7 @@ impl Setup {
         self.scratch.path().join(name)
     }
 
-    /// Another pipe directory.
+    /// Sets another pipe directory.
     pub(crate) fn at(mut self, pipe: PathBuf) -> Self {
         self.pipe = pipe;
         self
@@ -107,7 +107,7 @@ impl Setup {
         self
     }
 
-    /// The version that a stand-in behaves as.
+    /// Returns the version of a simulated daemon.
     pub(crate) fn version(&self) -> &'static str {
         match self.which {
             Which::StandIn535 => "535",
@@ -116,7 +116,7 @@ impl Setup {
         }
     }
 
-    /// Whether the program serves clients of several users, by the table or by the real program's data.
+    /// Returns whether the program serves several users, according to the table or to the real program's data.
     pub(crate) fn serves_several_users(&self) -> bool {
         match self.which {
             Which::Real => {
@@ -128,7 +128,7 @@ impl Setup {
         }
     }
 
-    /// Faults of the stand-in's server, under either daemon.
+    /// Returns the fault file of the simulated server, under either daemon.
     pub(crate) fn faults(&self) -> FaultFile {
         FaultFile::at(self.path("faults.toml"))
     }
@@ -137,10 +137,10 @@ impl Setup {
         self.faults().add(kind, None, None, None).unwrap()
     }
 
-    /// A program with the daemon's environment.
+    /// Returns a command with the daemon's environment.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
-        // A test run in the background ignores SIGINT, one under nohup ignores SIGHUP, and children inherit that.
+        // A test in the background ignores SIGINT, one under nohup ignores SIGHUP, and children inherit that.
         let mut command = Command::new("/usr/bin/env");
         command
             .arg("--default-signal=INT,HUP")
@@ -158,7 +158,7 @@ impl Setup {
         command
     }
 
-    /// Its control program.
+    /// Returns its control program.
     pub(crate) fn control_program(&self) -> PathBuf {
         self.path("bin").join(CONTROL)
     }
@@ -177,7 +177,7 @@ impl Setup {
     }
 }
 
-/// A daemon that runs; killed when dropped. Its server ends with the pipe directory.
+/// A running daemon; killed when dropped. Its server ends with the pipe directory.
 pub(crate) struct Daemon {
     pub(crate) control: Control,
     pub(crate) setup: Setup,
@@ -189,14 +189,14 @@ impl Daemon {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    /// Says a line as it is; gives the frames of the answer.
+    /// Sends a line unchanged. Returns the frames of the answer.
     pub(crate) async fn says(&self, line: &str) -> Vec<String> {
         let door = self.setup.pipe.join("control_privileged");
         let answer = session::ask(&door, line, LONG).await;
         answer.unwrap_or_else(|error| panic!("{line}: {error}")).text
     }
 
-    /// Its log so far, in the foreground.
+    /// Returns its log so far, in the foreground.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.setup.path("out")).unwrap()
     }
@@ -216,12 +216,12 @@ impl Daemon {
         DIFFERENCES.iter().any(|&(known, has, _)| known == one && has[branch as usize])
     }
 
-    /// The server, once there is one.
+    /// Waits for a server and returns its pid.
     pub(crate) async fn server(&self) -> Pid {
         until("a server", async || self.control.servers(LONG).await.unwrap().first().copied()).await
     }
 
-    /// The server, once it is asked.
+    /// Waits for a server that answers, and returns its pid.
     pub(crate) async fn ready_server(&self) -> Pid {
         let server = self.server().await;
         until("a server that is asked", async || self.control.percentage(server, LONG).await.ok()).await;
@@ -232,12 +232,12 @@ impl Daemon {
         until("no server", async || self.control.servers(LONG).await.unwrap().is_empty().then_some(())).await;
     }
 
-    /// Starts a client of our uid, with more in its environment.
+    /// Starts a client with the test's uid, with additional environment variables.
     pub(crate) fn client(&self, environment: &[(&str, &str)]) -> Client {
         self.client_of(None, environment)
     }
 
-    /// Of another uid, which only root may.
+    /// Starts a client with another uid, which requires root.
     pub(crate) fn client_of(&self, uid: Option<u32>, environment: &[(&str, &str)]) -> Client {
         let mut command = self.setup.command(Path::new(STAND_IN));
         if let Some(uid) = uid {
@@ -249,7 +249,7 @@ impl Daemon {
         Client { child, lines }
     }
 
-    /// Kills it as a crash would.
+    /// Kills it, as a crash would.
     pub(crate) fn kill(&mut self) {
         let _gone = self.child.kill();
         self.child.wait().unwrap();
@@ -273,14 +273,14 @@ impl Client {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    /// What it says next; nothing when it has ended.
+    /// Returns its next line; empty when it has ended.
     pub(crate) fn next(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         line.trim().to_owned()
     }
 
-    /// Lets it end.
+    /// Ends it.
     pub(crate) fn end(mut self) {
         self.child.stdin.take().unwrap().write_all(b"end\n").unwrap();
         self.child.wait().unwrap();
@@ -298,7 +298,7 @@ impl Drop for Client {
     }
 }
 
-/// Asks until there is an answer.
+/// Polls until there is an answer.
 pub(crate) async fn until<T>(what: &str, ask: impl AsyncFn() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
@@ -319,7 +319,7 @@ pub(crate) fn signal(pid: Pid, signal: nix::sys::signal::Signal) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
 }
 
-/// A uid that is not ours, if we may be it and it may run our programs.
+/// Returns another uid if the test can switch to it and it can run the programs.
 pub(crate) fn another_uid(check: &str) -> Option<u32> {
     let uid = 65_534;
     let mut command = Command::new(STAND_IN);

@@ -1,4 +1,4 @@
-//! The daemon's one ear.
+//! The daemon's only control connection.
 
 use std::{
     io::IoSlice,
@@ -28,7 +28,7 @@ pub(crate) async fn twenty_who_ask_at_once_are_all_answered(setup: Setup) {
     for asked in asked.collect::<Vec<_>>() {
         assert_eq!(asked.await.unwrap().unwrap(), Percentage::ALL);
     }
-    // Each with an ear of its own: they get in each other's way, and ask again.
+    // Each with its own connection: they block each other, and retry.
     let asked = (0..20).map(|_| {
         let control = Control::of(&daemon.setup.pipe);
         tokio::spawn(async move { control.default_percentage(LONG).await })
@@ -46,7 +46,7 @@ pub(crate) async fn somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is
     };
     let mut prompt = sit_down();
     let control = &daemon.control;
-    // It has its ear a moment after it starts, unless we had it just then: then it ends.
+    // It opens the connection a moment after its start, unless the test holds it then: in that case it ends.
     let busy = loop {
         if let Err(error) = control.default_percentage(Duration::from_millis(300)).await {
             break error;
@@ -63,16 +63,16 @@ pub(crate) async fn somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is
     assert_eq!(control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-/// Who is found to have its ear, ourselves left out.
+/// Returns the processes that hold the control connection, without this one.
 fn who(daemon: &Daemon) -> Vec<i32> {
     holder::holders(i32::try_from(daemon.child.id()).unwrap(), &daemon.setup.pipe).unwrap()
 }
 
-/// A process that has connected to the door that is everybody's, and says nothing.
+/// A process that has connected to the public socket and sends nothing.
 struct HalfOpen(std::process::Child);
 
 impl HalfOpen {
-    /// What a process has open it gives to its children.
+    /// Children of a process inherit its open descriptors.
     fn at(setup: &Setup) -> Self {
         let fd = knock(setup);
         let mut command = Program::new("sleep");
@@ -102,7 +102,7 @@ pub(crate) async fn whoever_has_its_ear_is_found_and_no_server_or_client_is(setu
     assert_eq!(who(&daemon), [] as [i32; 0]);
 }
 
-/// Connects to the door that is everybody's.
+/// Connects to the public socket.
 fn knock(setup: &Setup) -> OwnedFd {
     let fd = socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
     let at = UnixAddr::new(&setup.pipe.join("control")).unwrap();
@@ -115,7 +115,7 @@ async fn is_stopped(daemon: &Daemon) {
     assert!(matches!(stopped, ControlError::Session(SessionError::Silent { .. })), "{stopped:?}");
 }
 
-/// Any user can stop it for all.
+/// Any user can block it for all.
 pub(crate) async fn a_half_open_peer_stops_it_until_it_goes(setup: Setup) {
     let daemon = setup.start().await;
     let fd = knock(&daemon.setup);
@@ -124,7 +124,7 @@ pub(crate) async fn a_half_open_peer_stops_it_until_it_goes(setup: Setup) {
     assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-/// It is served, and the daemon still waits for a word of it.
+/// It is served, and the daemon still waits for its message.
 pub(crate) async fn a_client_that_says_nothing_when_it_is_served_stops_it(setup: Setup) {
     let daemon = setup.start().await;
     let fd = knock(&daemon.setup);
@@ -146,7 +146,7 @@ pub(crate) async fn a_client_that_says_nothing_when_it_is_served_stops_it(setup:
     assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-/// Spoken to through NVIDIA's front-end, it says the same.
+/// Through NVIDIA's front-end, the answers are the same.
 pub(crate) async fn the_front_end_is_heard_as_the_socket_is(setup: Setup) {
     let daemon = setup.start().await;
     let (pipe, program) = (&daemon.setup.pipe, daemon.setup.control_program());

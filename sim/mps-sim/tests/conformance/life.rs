@@ -86,7 +86,7 @@ pub(crate) async fn a_path_of_87_bytes_and_one_of_88(setup: Setup) {
     let (which, setup) = (setup.which, setup.at(at));
     let mut refused = setup.spawn();
     assert_eq!(refused.wait().unwrap().code(), Some(1));
-    // Without a word of why: at most that it starts, as ever.
+    // Without a reason: at most the usual start message.
     let said = std::fs::read_to_string(setup.path("out")).unwrap();
     let usual = ["Starting control daemon using socket", "To connect CUDA applications to this daemon"];
     assert!(said.lines().all(|line| usual.iter().any(|start| line.contains(start))), "{said}");
@@ -107,7 +107,7 @@ pub(crate) async fn its_directory_may_be_deleted_under_it(setup: Setup) {
     let beside = Control::of(&daemon.setup.pipe);
     let found = until("a second answers", async || beside.daemon(LONG).await.ok()).await;
     assert_eq!(found.pid.cast_unsigned(), second.id());
-    assert!(daemon.child.try_wait().unwrap().is_none(), "the first lives on, and nobody reaches it");
+    assert!(daemon.child.try_wait().unwrap().is_none(), "the first continues, and is unreachable");
     second.kill().unwrap();
     second.wait().unwrap();
 }

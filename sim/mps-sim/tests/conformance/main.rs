@@ -1,8 +1,8 @@
-//! One set of checks for NVIDIA's control daemon and for the stand-in, through gpush's own protocol crate:
-//! what gpush relies on holds of both, and what the stand-in is true to is written down once.
+//! One set of checks for NVIDIA's control daemon and for the simulated one, through gpush's own protocol crate:
+//! the behaviour that gpush relies on holds for both, and is specified once.
 //!
-//! The real daemon needs no GPU; its server does, so the stand-in's serves both, found through the PATH.
-//! Where the real one is not installed its half is skipped, and says so. What differs is data:
+//! The real daemon needs no GPU; its server does, so both use the simulated server, found through the PATH.
+//! Where the real daemon is not installed, its half is skipped with a message. Differences are data:
 //! [`daemon::DIFFERENCES`].
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 

@@ -1,4 +1,4 @@
-//! What is set of the daemon itself.
+//! Settings of the daemon itself.
 
 use std::process::Stdio;
 
@@ -48,7 +48,7 @@ pub(crate) async fn the_environment_sets_percentage_and_priority_alone(setup: Se
     assert_eq!(daemon.control.default_memory_limit(LONG).await.unwrap(), None);
 }
 
-/// Why `value` checks everything before the daemon sees it.
+/// The reason why gpush validates every value before the daemon receives it.
 pub(crate) async fn odd_values_are_taken_as_recorded(setup: Setup) {
     let daemon = setup.start().await;
     const PERCENTAGE: &str = "default_active_thread_percentage";
@@ -80,7 +80,7 @@ pub(crate) async fn odd_values_are_taken_as_recorded(setup: Setup) {
         assert_eq!(daemon.says(&format!("set_{MEMORY} 0 {text}")).await, [""; 0], "{text}");
         assert_eq!(daemon.says(&format!("get_{MEMORY} 0")).await.concat(), shown, "{text}");
     }
-    // Another device is none of ours, and a UUID is none: it clears the limit of number 0.
+    // Another device is not the daemon's, and a UUID is not a number: it clears the limit of device 0.
     for (line, left) in
         [("set_default_device_pinned_mem_limit 40 1G", "8G"), ("set_default_device_pinned_mem_limit GPU-1 1G", "")]
     {

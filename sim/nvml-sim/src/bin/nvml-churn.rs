@@ -1,11 +1,10 @@
-//! Clients of the simulated driver that are killed at random moments, and what is left of the host.
+//! Kills clients of the simulated driver at random moments, and checks the host.
 //!
-//! `nvml-churn --kills N --seed S` on the host of `$NVML_SIM_STATE`: sets a few clients to work,
-//! each of which creates and destroys instances as fast as it can, and ends each by SIGKILL at a
-//! random moment within 2 ms. After each kill the state must be readable, obey the hardware's
-//! rules, and be changeable: no lock is left held, no half-written state is seen.
-//! Most clients are forked from this process, which has loaded the library; every twentieth is a
-//! program of its own. Prints what it did, and fails at the first thing that is wrong.
+//! `nvml-churn --kills N --seed S` on the host of `$NVML_SIM_STATE` starts a few clients, each of which creates
+//! and destroys instances continuously, and kills each with SIGKILL at a random moment within 2 ms. After each
+//! kill the state must be readable and changeable and obey the hardware's rules: no lock stays held, and no
+//! partial state is visible. Most clients are forked from this process, which has loaded the library; every
+//! twentieth is a separate program. It prints its counts, and fails at the first error.
 
 #![allow(unsafe_code)] // calls C functions of the library, forks, kills and reaps
 
@@ -20,14 +19,14 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlComputeInstance_t, nvmlDevice_t, n
 use silicon::Machine;
 use silicon::machine::Placement;
 
-/// Clients at work at a time.
+/// Concurrent clients.
 const CLIENTS: usize = 6;
-/// A client is killed at most so long after its round began, in µs.
+/// Maximum lifetime of a client after the start of its round, in µs.
 const LIFE_US: u64 = 2_000;
-/// Every so many clients one is a program of its own.
+/// One client in this many is a separate program.
 const OWN_PROGRAM: u64 = 20;
-/// Return codes that a client must expect beside others: SUCCESS, INVALID_ARGUMENT (another
-/// client destroyed it), NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES.
+/// Return codes that a client must expect: SUCCESS, INVALID_ARGUMENT (another client destroyed it), NOT_FOUND,
+/// IN_USE, INSUFFICIENT_RESOURCES.
 const EXPECTED: [u32; 5] = [0, 2, 6, 19, 23];
 
 fn main() -> ExitCode {
@@ -51,7 +50,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// xorshift64*: random enough to choose moments, and the same for a seed.
+/// xorshift64*: random enough to choose moments, and repeatable by its seed.
 struct Dice(u64);
 
 impl Dice {
@@ -72,18 +71,18 @@ fn load() -> Result<NvmlLib, String> {
     unsafe { NvmlLib::new("libnvidia-ml.so.1") }.map_err(|error| format!("libnvidia-ml.so.1: {error}"))
 }
 
-/// Descriptors by which a client and who kills it agree on a beginning.
+/// Descriptors by which a client and its parent agree on a start.
 struct Signals {
-    /// The client writes a byte when it has made its first change.
+    /// The client writes a byte after its first change.
     ready: i32,
-    /// Its end tells all clients of a round to go on.
+    /// Closing it starts all clients of a round.
     go: i32,
 }
 
 impl Signals {
     fn wait(&self) {
         let mut byte = [0_u8];
-        // SAFETY: one byte to or from a local, on descriptors that we were given.
+        // SAFETY: one byte to or from a local variable, on descriptors passed to this function.
         unsafe {
             libc::write(self.ready, byte.as_ptr().cast(), 1);
             while libc::read(self.go, byte.as_mut_ptr().cast(), 1) > 0 {}
@@ -91,8 +90,8 @@ impl Signals {
     }
 }
 
-/// A client's work: makes a change, waits for the others of its round, then creates and destroys
-/// until it is killed. Returns only when a call says what none may.
+/// The work of a client: makes a change, waits for the others of its round, then creates and destroys until it
+/// is killed. Returns only if a call returns an impossible result.
 fn churn(library: &NvmlLib, seed: u64, signals: &Signals) -> Result<(), String> {
     let mut dice = Dice::new(seed);
     let check = |what: &str, code: u32| {
@@ -144,7 +143,7 @@ fn profiles_of(library: &NvmlLib, gpu: nvmlDevice_t) -> Vec<u32> {
     (0..10).filter_map(id).collect()
 }
 
-/// Destroys all instances of a profile on a GPU, whoever made them.
+/// Destroys all instances of a profile on a GPU, including those of other clients.
 fn destroy_all(
     library: &NvmlLib,
     gpu: nvmlDevice_t,
@@ -167,22 +166,22 @@ fn destroy_all(
     Ok(())
 }
 
-/// A client at work.
+/// A running client.
 struct Client {
     pid: i32,
-    /// Kept for programs of their own: std closes what it opened for them.
+    /// Kept for separate programs: std closes their descriptors.
     program: Option<Child>,
 }
 
-/// What was done so far.
+/// Counts.
 #[derive(Default)]
 struct Tally {
     started: u64,
     killed: u64,
     programs: u64,
-    /// Kills after which there were instances.
+    /// Kills after which instances existed.
     inhabited: u64,
-    /// Instances created, as the state counts them: it must never go back.
+    /// Instances created, as the state counts them: it must never decrease.
     created: u64,
 }
 
@@ -241,7 +240,7 @@ fn round(
     drop(go);
     let base = Instant::now();
     for (after, mut client) in working {
-        // The moment itself is the input: nothing is awaited here.
+        // The moment itself is the input: there is no event to wait for.
         std::thread::sleep(after.saturating_sub(base.elapsed()));
         client.kill()?;
         tally.killed += 1;
@@ -260,10 +259,10 @@ fn round(
 }
 
 impl Client {
-    /// Ends it by SIGKILL. It must have died of that and of nothing else.
+    /// Kills it. It must have died of SIGKILL.
     fn kill(&mut self) -> Result<(), String> {
         let mut status = 0;
-        // SAFETY: our own child, which nobody reaped yet.
+        // SAFETY: a child of this process, not reaped yet.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             if libc::waitpid(self.pid, &mut status, 0) != self.pid {
@@ -279,10 +278,10 @@ impl Client {
     }
 }
 
-/// A pipe that programs started later do not inherit: its reading and its writing end.
+/// Returns the reading and the writing end of a pipe that later programs do not inherit.
 fn pipe() -> Result<(OwnedFd, OwnedFd), String> {
     let mut ends = [0; 2];
-    // SAFETY: an array of two descriptors, which are ours when the call succeeds.
+    // SAFETY: an array of two descriptors, which this process owns if the call succeeds.
     unsafe {
         if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
             return Err("no pipe".to_owned());
@@ -291,7 +290,7 @@ fn pipe() -> Result<(OwnedFd, OwnedFd), String> {
     }
 }
 
-/// Waits until a client made its first change.
+/// Waits until a client has made its first change.
 fn await_ready(reader: impl Into<std::fs::File>) -> Result<(), String> {
     let mut byte = [0];
     match reader.into().read(&mut byte) {
@@ -319,11 +318,11 @@ fn fork(library: &NvmlLib, seed: u64, stop: &OwnedFd, go: &OwnedFd) -> Result<Cl
     // SAFETY: this program has one thread.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        // SAFETY: the copy of the end whose closing is the signal; the parent keeps its own.
+        // SAFETY: the child's copy of the end whose closing is the signal; the parent keeps its own.
         unsafe { libc::close(go.as_raw_fd()) };
         let ended = churn(library, seed, &Signals { ready: told.as_raw_fd(), go: stop.as_raw_fd() });
         eprintln!("nvml-churn: client: {ended:?}");
-        // SAFETY: ends the child at once: what it has of its parent is not its to drop.
+        // SAFETY: ends the child at once, without dropping what it shares with its parent.
         unsafe { libc::_exit(1) };
     }
     drop(told);
@@ -334,7 +333,7 @@ fn fork(library: &NvmlLib, seed: u64, stop: &OwnedFd, go: &OwnedFd) -> Result<Cl
     Ok(Client { pid, program: None })
 }
 
-/// The hardware's rules, checked without the simulator's own arithmetic of capacity.
+/// Checks the hardware's rules without the simulator's own capacity code.
 fn obeys(machine: &Machine) -> Result<(), String> {
     for gpu in machine.gpus() {
         let part = machine.part(gpu.index).map_err(|code| code.to_string())?;

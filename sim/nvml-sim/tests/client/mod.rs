@@ -1,4 +1,4 @@
-//! A client of the built library: loads it as any program does, on a simulated host of its own.
+//! A client of the built library: loads it like any program, on its own simulated host.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(dead_code)] // each test program uses its part
@@ -21,7 +21,7 @@ pub(crate) fn library() -> PathBuf {
     test.parent().unwrap().join("libnvidia_ml.so")
 }
 
-/// A client of a simulated host, initialised unless made by [`Client::fresh`].
+/// A client of a simulated host, initialised unless created by [`Client::fresh`].
 pub(crate) struct Client {
     pub(crate) lib: NvmlLib,
     pub(crate) host: silicon::Host,
@@ -29,7 +29,7 @@ pub(crate) struct Client {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Calls a function of the library with the given arguments and gives its return code.
+/// Calls a function of the library with the given arguments and returns its return code.
 macro_rules! rc {
     ($client:expr, $function:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: arguments are of the types that the bindings name, and outlive the call.
@@ -37,7 +37,7 @@ macro_rules! rc {
     };
 }
 
-/// As `rc!`, and the call must succeed.
+/// As `rc!`, for a call that must succeed.
 macro_rules! ok {
     ($client:expr, $function:ident($($argument:expr),* $(,)?)) => {
         assert_eq!(rc!($client, $function($($argument),*)), 0, stringify!($function))
@@ -45,13 +45,13 @@ macro_rules! ok {
 }
 
 impl Client {
-    /// A host as described in TOML, and a client that has not called `nvmlInit` yet.
+    /// Creates a host from TOML, and a client that has not called `nvmlInit` yet.
     pub(crate) fn fresh(description: &str) -> Self {
         let turn = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let scratch = tempfile::tempdir().unwrap();
         let dir = scratch.path().join("host");
         let host = silicon::Host::create(&dir, &Description::parse(description).unwrap()).unwrap();
-        // SAFETY: tests of a program take turns, and the library reads it only in nvmlInit.
+        // SAFETY: tests of a program run one at a time, and the library reads it only in nvmlInit.
         unsafe { std::env::set_var("NVML_SIM_STATE", &dir) };
         // SAFETY: the library's initialisers do nothing.
         let lib = unsafe { NvmlLib::new(library()) }.unwrap();
@@ -64,7 +64,7 @@ impl Client {
         client
     }
 
-    /// One GPU of a model, in MIG mode where it has it.
+    /// Creates one GPU of a model, with MIG mode on if it has it.
     pub(crate) fn one(model: &str) -> Self {
         Self::of(&format!("[[gpu]]\nmodel = \"{model}\"\n"))
     }
@@ -75,7 +75,7 @@ impl Client {
         device
     }
 
-    /// A function of the library that the bindings do not name.
+    /// Returns a function of the library that the bindings do not name.
     pub(crate) fn symbol(&self, name: &CStr) -> *mut std::ffi::c_void {
         let path = c(library().to_str().unwrap());
         // SAFETY: terminated texts; the library is loaded already and never unloaded.
@@ -84,7 +84,7 @@ impl Client {
         found
     }
 
-    /// Profile id by name, without its `MIG ` prefix.
+    /// Returns the profile id for a name without its `MIG ` prefix.
     pub(crate) fn profile(&self, device: nvmlDevice_t, name: &str) -> u32 {
         for index in 0..NVML_GPU_INSTANCE_PROFILE_COUNT {
             // SAFETY: all zeros are a valid value of this plain struct.
@@ -148,7 +148,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Balanced or not: the next client of this process begins without a session.
+        // Whether balanced or not, the next client of this process begins without a session.
         while {
             let mut count = 0;
             rc!(self, nvmlDeviceGetCount_v2(&mut count)) != 1
@@ -168,6 +168,6 @@ pub(crate) fn c(text: &str) -> CString {
 }
 
 pub(crate) fn string(pointer: *const c_char) -> String {
-    // SAFETY: the library gives terminated constants.
+    // SAFETY: the library returns terminated constants.
     unsafe { CStr::from_ptr(pointer) }.to_str().unwrap().to_owned()
 }

@@ -16,7 +16,7 @@ pub struct DriverVersion {
     three: bool,
 }
 
-/// Text that is no driver version.
+/// A text that is not a driver version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no driver version; write it as 550.163.01")]
 pub struct NoDriverVersion(String);
@@ -25,20 +25,19 @@ impl DriverVersion {
     /// New enough for every part of the geometry data.
     pub const NEWEST: Self = Self::new(595, 58, 3);
 
-    /// The version with these parts.
+    /// Creates the version with these parts.
     #[must_use]
     pub const fn new(branch: u32, minor: u32, patch: u32) -> Self {
         Self { branch, minor, patch, three: true }
     }
 
-    /// The branch: 550 of `550.163.01`.
+    /// Returns the branch: 550 of `550.163.01`.
     #[must_use]
     pub const fn branch(&self) -> u32 {
         self.branch
     }
 
-    /// CUDA version that came with the branch, as `major * 1000 + minor * 10` (NVIDIA's CUDA
-    /// release notes).
+    /// Returns the CUDA version of the branch, as `major * 1000 + minor * 10` (NVIDIA's CUDA release notes).
     #[must_use]
     pub const fn cuda(&self) -> u32 {
         match self.branch {
@@ -66,7 +65,7 @@ impl DriverVersion {
     }
 }
 
-/// `12.4` as 12040.
+/// Parses `12.4` as 12040.
 pub(super) fn cuda_number(text: &str) -> Option<u32> {
     let (major, minor) = text.split_once('.')?;
     let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);

@@ -1,4 +1,4 @@
-//! Which host to simulate: a preset by name, or a TOML file.
+//! The host to simulate: a preset by name, or a TOML file.
 //!
 //! ```toml
 //! driver = "550.163.01"      # raised to what the parts need when left out
@@ -51,7 +51,7 @@ pub struct Description {
     /// Whether calls take as long as on hardware.
     #[serde(default)]
     pub latencies: bool,
-    /// Whether a fabric manager runs on the host, where GPUs hang on an NVSwitch.
+    /// Whether a fabric manager runs on the host, if its GPUs are connected to an NVSwitch.
     #[serde(default = "yes")]
     pub fabric_manager: bool,
     /// GPUs, in order.
@@ -65,7 +65,7 @@ pub struct Description {
 pub struct GpuDescription {
     /// Key of the model in the geometry data, such as `a100-80`.
     pub model: String,
-    /// How many.
+    /// Number of GPUs.
     #[serde(default = "one")]
     pub count: u32,
     /// Chip variant, which decides the GPU instance ids.
@@ -83,7 +83,7 @@ pub struct GpuDescription {
     /// Board, by its PCI device id in hex; `None`: the model's first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub board: Option<String>,
-    /// How NVLink joins the GPUs of this entry; `None`: by a switch where the board is a module of an HGX
+    /// How NVLink connects the GPUs of this entry; `None`: by a switch if the board is a module of an HGX
     /// baseboard, else not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<Wiring>,
@@ -101,7 +101,7 @@ fn one() -> u32 {
 }
 
 impl GpuDescription {
-    /// GPUs of a model, as usual.
+    /// Creates an entry for GPUs of a model, with defaults.
     #[must_use]
     pub fn new(model: &str, count: u32) -> Self {
         Self {
@@ -119,22 +119,22 @@ impl GpuDescription {
 }
 
 impl Description {
-    /// A host with these GPUs, all else as usual.
+    /// Creates a host with these GPUs, with defaults.
     #[must_use]
     pub fn of(gpus: Vec<GpuDescription>) -> Self {
         Self { driver: None, cuda: None, seed: 0, owner_is_root: true, latencies: false, fabric_manager: true, gpus }
     }
 
-    /// A host with one GPU of a model under a driver.
+    /// Creates a host with one GPU of a model under a driver.
     #[must_use]
     pub fn of_model(key: &str, driver: DriverVersion) -> Self {
         Self { driver: Some(driver), ..Self::of(vec![GpuDescription::new(key, 1)]) }
     }
 
-    /// The preset of this name.
+    /// Returns the preset with this name.
     ///
     /// # Errors
-    /// When there is none; names the nearest.
+    /// If there is none; the error names the most similar one.
     pub fn preset(name: &str) -> Result<Self, DescriptionError> {
         let known = gpush_geometry::PRESETS.iter();
         known
@@ -147,10 +147,10 @@ impl Description {
             })
     }
 
-    /// The driver that the host runs.
+    /// Returns the driver of the host.
     ///
     /// # Errors
-    /// When the one described is too old for a part.
+    /// If the described one is too old for a part.
     pub fn driver(&self) -> Result<DriverVersion, DescriptionError> {
         let mut needed = DEFAULT_DRIVER;
         for gpu in &self.gpus {
@@ -170,10 +170,10 @@ impl Description {
         Ok(self.driver.unwrap_or(needed))
     }
 
-    /// The hardware so described.
+    /// Returns the described hardware.
     ///
     /// # Errors
-    /// When the description names what does not exist or cannot go together.
+    /// If the description names unknown objects or impossible combinations.
     pub fn hardware(&self) -> Result<Hardware, DescriptionError> {
         let driver = self.driver()?;
         let cuda = match &self.cuda {

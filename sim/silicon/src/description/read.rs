@@ -1,18 +1,18 @@
-//! Reads a description from TOML text, with errors that say line, column and the fix.
+//! Reads a description from TOML text, with errors that have line, column and a fix.
 
 use std::fmt;
 
 use super::Description;
 use crate::spelling;
 
-/// Why a description cannot be simulated.
+/// The reason why a description cannot be simulated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DescriptionError {
     /// What is wrong.
     pub message: String,
-    /// How to mend it.
+    /// The fix.
     pub hint: String,
-    /// Where, from 1: line and column.
+    /// Place: line and column, from 1.
     pub at: Option<(usize, usize)>,
     subject: Option<Subject>,
 }
@@ -26,12 +26,12 @@ struct Subject {
 }
 
 impl DescriptionError {
-    /// An error that no place in the text is known of.
+    /// Creates an error without a place in the text.
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { message: message.into(), hint: hint.into(), at: None, subject: None }
     }
 
-    /// The same, about a key of an entry (`None`: of the host).
+    /// Returns the error for a key of an entry (`None`: of the host).
     pub(super) fn about(self, entry: Option<usize>, key: &'static str) -> Self {
         Self { subject: Some(Subject { entry, key }), ..self }
     }
@@ -49,7 +49,7 @@ impl fmt::Display for DescriptionError {
 
 impl std::error::Error for DescriptionError {}
 
-/// Line and column, from 1, of a byte of a text.
+/// Returns line and column, from 1, of a byte of a text.
 pub(crate) fn place(text: &str, byte: usize) -> (usize, usize) {
     let before = text.get(..byte).unwrap_or(text);
     let line = before.matches('\n').count() + 1;
@@ -57,7 +57,7 @@ pub(crate) fn place(text: &str, byte: usize) -> (usize, usize) {
     (line, column)
 }
 
-/// A TOML error as message, hint and place. An unknown name gets its nearest.
+/// Returns a TOML error as message, hint and place. An unknown name gets similar ones.
 pub(crate) fn explain(text: &str, error: &toml::de::Error) -> (String, String, Option<(usize, usize)>) {
     let at = error.span().map(|span| place(text, span.start));
     let message = error.message().trim().lines().collect::<Vec<_>>().join(" ");
@@ -76,7 +76,7 @@ pub(crate) fn explain(text: &str, error: &toml::de::Error) -> (String, String, O
 }
 
 impl Description {
-    /// Reads a description, and checks that such a host can be.
+    /// Parses and checks a description.
     ///
     /// # Errors
     /// With line and column, and the fix.
@@ -85,8 +85,7 @@ impl Description {
             let (message, hint, at) = explain(text, &error);
             DescriptionError { at, ..DescriptionError::new(message, hint) }
         })?;
-        // A host without GPUs is worth simulating too, but it is more often a mistake: it must
-        // name its driver.
+        // A host without GPUs can be simulated, but is usually a mistake: it must name its driver.
         if read.gpus.is_empty() && read.driver.is_none() {
             return Err(DescriptionError {
                 at: Some(place(text, text.len())),
@@ -101,14 +100,14 @@ impl Description {
     }
 }
 
-/// Place of the value that an error is about.
+/// Returns the place of the value that an error is about.
 fn locate(text: &str, subject: Subject) -> Option<(usize, usize)> {
     let document = toml::de::DeTable::parse(text).ok()?;
     let table = match subject.entry {
         None => document.get_ref(),
         Some(entry) => document.get_ref().get("gpu")?.get_ref().as_array()?.get(entry)?.get_ref().as_table()?,
     };
-    // A key left out is a default that does not go with the rest: blame the entry's model.
+    // An absent key has a default that does not fit: point to the entry's model.
     let value = table.get(subject.key).or_else(|| table.get("model"))?;
     Some(place(text, value.span().start))
 }

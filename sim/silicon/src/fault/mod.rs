@@ -1,4 +1,4 @@
-//! Faults: rules by which calls of the driver fail, wait, hang, lie or kill their caller.
+//! Faults: rules by which driver calls fail, wait, hang, return wrong results or kill their caller.
 //!
 //! `faults.toml` in the host's directory, re-read when it changes:
 //!
@@ -11,8 +11,8 @@
 //! times = 3                             # then three fail, and all later ones pass
 //! ```
 //!
-//! Counters live in the shared state, so that each short-lived client advances them. The ABI asks
-//! [`Host::before`] ahead of every call and gives the answer to [`Host::after`] when it is done:
+//! Counters are in the shared state, so that each short-lived client advances them. The ABI calls
+//! [`Host::before`] ahead of every call, and [`Host::after`] with its answer at the end:
 //!
 //! ```text
 //!  match rules ─▶ count, mutate the state (under the lock) ─▶ delay, hang, kill "before" ─▶ Decision
@@ -54,32 +54,32 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A call that concerns no GPU.
+    /// Creates a call that concerns no GPU.
     #[must_use]
     pub const fn new(function: &'a str) -> Self {
         Self { function, gpu: None, gpu_instance: None, compute_instance: None }
     }
 
-    /// A call that concerns a GPU.
+    /// Creates a call that concerns a GPU.
     #[must_use]
     pub const fn on(function: &'a str, gpu: u32) -> Self {
         Self { function, gpu: Some(gpu), gpu_instance: None, compute_instance: None }
     }
 
-    /// The same call, concerning a GPU instance.
+    /// Returns the call with a GPU instance.
     #[must_use]
     pub const fn gpu_instance(self, id: u32) -> Self {
         Self { gpu_instance: Some(id), ..self }
     }
 
-    /// The same call, concerning a compute instance.
+    /// Returns the call with a compute instance.
     #[must_use]
     pub const fn compute_instance(self, id: u32) -> Self {
         Self { compute_instance: Some(id), ..self }
     }
 }
 
-/// What fault rules make of a call.
+/// The effect of fault rules on a call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[must_use = "return `rc` if it is set, and pass this to Host::after"]
 pub struct Decision {
@@ -89,27 +89,27 @@ pub struct Decision {
     pub activation_status: Option<Return>,
     /// An enumeration answers as it was at `nvmlInit`.
     pub stale: bool,
-    /// Who is killed when the call is done.
+    /// The process that is killed when the call has ended.
     kill_after: Option<Victim>,
 }
 
-/// Who is killed.
+/// The process that is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
     /// The caller.
     Caller,
-    /// Its parent, and then the caller.
+    /// Its parent first, and then the caller.
     Both,
 }
 
-/// The rules last read, and when the file was changed.
+/// The rules last read, and the file's timestamp.
 #[derive(Debug)]
 pub(crate) struct Rules {
     path: PathBuf,
     read: Mutex<Option<(Stamp, Numbered)>>,
 }
 
-/// What tells one content of the file from another without reading it.
+/// Distinguishes versions of the file without reading it.
 type Stamp = Option<(SystemTime, u64, u64)>;
 
 /// Rules with their fingerprints.
@@ -120,7 +120,7 @@ impl Rules {
         Self { path, read: Mutex::new(None) }
     }
 
-    /// The rules in force now. No file, no rules.
+    /// Returns the present rules; none without a file.
     pub(crate) fn current(&self) -> Result<Numbered, HostError> {
         use std::os::unix::fs::MetadataExt;
         let stamp = || -> Stamp {
@@ -144,7 +144,7 @@ impl Rules {
     }
 }
 
-/// What the rules that fire ask for, together.
+/// The combined effects of the rules that fire.
 #[derive(Debug, Default)]
 struct Outcome {
     decision: Decision,
@@ -154,8 +154,8 @@ struct Outcome {
     hang: Option<u64>,
 }
 
-/// Counts a call for the rules that match it, says what those that fire ask for, and changes the
-/// machine as they want. The pure part of [`Host::before`].
+/// Counts a call for its matching rules, combines the effects of those that fire, and changes the machine
+/// accordingly. The pure part of [`Host::before`].
 fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller: Pid) -> Outcome {
     let mut outcome = Outcome::default();
     for (fingerprint, rule) in rules {
@@ -180,7 +180,7 @@ fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller:
         }
         let gpu = rule.gpu.or(call.gpu);
         if let (Some(xid), Some(gpu)) = (rule.xid, gpu) {
-            // An instance that the call names may be gone: then the GPU reports it alone.
+            // If the call's instance is gone, the error is reported for the GPU alone.
             let told = machine.xid(gpu, xid, call.gpu_instance, call.compute_instance);
             if told == Err(Return::NotFound) {
                 let _no_gpu = machine.xid(gpu, xid, None, None);
@@ -211,11 +211,11 @@ fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller:
 }
 
 impl Host {
-    /// Asks the fault rules, and waits as long as they and the host's latencies say. Does not
-    /// return when they kill the caller. Call it ahead of every driver call, without any lock.
+    /// Applies the fault rules, and waits as they and the host's latencies require. Does not return if they
+    /// kill the caller. Call it before every driver call, without any lock.
     ///
     /// # Errors
-    /// When `faults.toml` is wrong, or the state cannot be used.
+    /// If `faults.toml` is invalid, or the state cannot be used.
     pub fn before(&self, call: &Call<'_>) -> Result<Decision, HostError> {
         let rules = self.rules()?.current()?;
         if self.hardware().latencies {
@@ -242,8 +242,7 @@ impl Host {
         Ok(outcome.decision)
     }
 
-    /// Ends a call that [`Host::before`] was asked about. Does not return when a rule kills the
-    /// caller after it.
+    /// Ends a call that began with [`Host::before`]. Does not return if a rule kills the caller after it.
     pub fn after(&self, decision: Decision) {
         if let Some(victim) = decision.kill_after {
             die(victim);
@@ -259,17 +258,17 @@ impl Host {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Ok(_) => return,
-                // A file in the middle of being edited removes nothing; a host taken down does.
+                // A file that is being edited removes nothing; the end of the host does.
                 Err(_) if self.dir().exists() => std::thread::sleep(Duration::from_millis(5)),
                 Err(_) => return,
             }
         }
     }
 
-    /// The fault rules now, with their counters.
+    /// Returns the present fault rules with their counters.
     ///
     /// # Errors
-    /// When `faults.toml` is wrong, or the state cannot be used.
+    /// If `faults.toml` is invalid, or the state cannot be used.
     pub fn faults(&self) -> Result<Vec<(Rule, Counter)>, HostError> {
         let rules = self.rules()?.current()?;
         let machine = self.read()?;
@@ -288,13 +287,13 @@ impl Host {
         self.write_faults(&file)
     }
 
-    /// Removes the fault rule at a position (from 0), or all, with their counters.
+    /// Removes the fault rule at a position (from 0), or all, with their counters. Returns how many.
     ///
     /// # Errors
     /// When the file cannot be written, or there is no such rule.
     pub fn clear_faults(&self, position: Option<usize>) -> Result<usize, HostError> {
         let Some(position) = position else {
-            // Also mends a file that cannot be read.
+            // This also repairs an unreadable file.
             let count = self.rules()?.current().map_or(0, |rules| rules.len());
             self.write_faults(&RuleFile { fault: Vec::new() })?;
             return Ok(count);
@@ -318,7 +317,7 @@ impl Host {
 
     fn write_faults(&self, file: &RuleFile) -> Result<(), HostError> {
         crate::host::write_whole(&self.dir().join("faults.toml"), file.render()?.as_bytes())?;
-        // A rule that comes again counts anew.
+        // A rule that is added again starts with new counters.
         let known: Vec<u64> = rule::numbered(file.fault.clone()).into_iter().map(|(own, _)| own).collect();
         self.update(|machine| {
             machine.state.faults.retain(|own, _| known.contains(own));
@@ -327,8 +326,8 @@ impl Host {
     }
 }
 
-/// Ends this process as a crash would: nothing runs after it. Its parent first, if that is wanted:
-/// it must not hear of this one's end.
+/// Ends this process as a crash would: nothing runs after it. If requested, its parent dies first, so that it
+/// cannot notice this death.
 fn die(victim: Victim) {
     let own = nix::unistd::Pid::this();
     let parent = nix::unistd::Pid::parent();

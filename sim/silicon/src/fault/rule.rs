@@ -1,4 +1,4 @@
-//! One fault rule: how it is written, what it matches, when it fires.
+//! One fault rule: its form, the calls that it matches, and when it fires.
 
 use std::fmt;
 
@@ -45,20 +45,20 @@ impl<'de> Deserialize<'de> for Code {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kill {
-    /// Before the call does anything.
+    /// Before the call has any effect.
     Before,
     /// After the call took effect.
     After,
 }
 
-/// What a rule does to the host, or to what the caller sees of it.
+/// The effect of a rule on the host, or on what the caller sees of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mutation {
     /// The GPU falls off the bus, until the next boot.
     Lose,
-    /// The caller keeps an open handle of the instance (or GPU) until it exits: the driver lists
-    /// it nowhere, and destroying says `IN_USE`.
+    /// The caller keeps an open handle of the instance (or GPU) until it exits. The driver does not list it,
+    /// and destroying returns `IN_USE`.
     Leak,
     /// The caller sees the instances as they were at its `nvmlInit`.
     Stale,
@@ -70,10 +70,10 @@ pub enum Mutation {
 pub struct Rule {
     /// Name of the function (without version: any version of it), or a pattern with `*`.
     pub function: String,
-    /// GPU; left out: any, and calls that concern none.
+    /// GPU; absent: any, and calls that concern none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
-    /// GPU instance id; left out: any.
+    /// GPU instance id; absent: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_instance: Option<u32>,
     /// Only for callers whose effective uid is not 0.
@@ -82,13 +82,13 @@ pub struct Rule {
     /// Matching calls that pass before it fires.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub after: u64,
-    /// How often it fires; left out: for ever.
+    /// How often it fires; absent: without limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<u64>,
-    /// Share of calls, beyond `after`, in which it fires; left out: all.
+    /// Share of calls, after `after`, in which it fires; absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probability: Option<f64>,
-    /// Seed of that choice.
+    /// Seed of that random choice.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub seed: u64,
     /// The call returns this and does nothing.
@@ -109,7 +109,7 @@ pub struct Rule {
     /// Its parent is killed first: an agent together with its worker.
     #[serde(default, skip_serializing_if = "is_false")]
     pub parent: bool,
-    /// What happens to the host.
+    /// The effect on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mutate: Option<Mutation>,
     /// An Xid error is reported.
@@ -127,7 +127,7 @@ fn is_zero(value: &u64) -> bool {
     *value == 0
 }
 
-/// Why fault rules cannot be used.
+/// The reason why fault rules cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleError {
     message: String,
@@ -154,16 +154,16 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// What the stand-in for `nvidia-smi --gpu-reset` is called in rules: a reset is no call of NVML.
+/// The name of `nvidia-smi --gpu-reset` in rules, because a reset is not an NVML call.
 pub const GPU_RESET: &str = "gpu-reset";
 
-/// What the stand-in for `nvidia-smi compute-policy --set-timeslice` is called in rules, once a GPU.
+/// The name of `nvidia-smi compute-policy --set-timeslice` in rules, once per GPU.
 pub const COMPUTE_POLICY_SET: &str = "compute-policy-set";
 
-/// The same of `nvidia-smi compute-policy --list`.
+/// The name of `nvidia-smi compute-policy --list` in rules.
 pub const COMPUTE_POLICY_LIST: &str = "compute-policy-list";
 
-/// All that is no call of NVML.
+/// All names that are not NVML calls.
 const COMMANDS: [&str; 3] = [GPU_RESET, COMPUTE_POLICY_SET, COMPUTE_POLICY_LIST];
 
 /// The file: all rules, in order.
@@ -176,7 +176,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Reads the file's text.
+    /// Parses the file.
     ///
     /// # Errors
     /// With line and column, and the fix.
@@ -195,10 +195,10 @@ impl Rules {
         Ok(read)
     }
 
-    /// The text of the file, so that [`Rules::parse`] reads the same.
+    /// Returns the text of the file, which [`Rules::parse`] parses to the same rules.
     ///
     /// # Errors
-    /// When a rule makes no sense.
+    /// If a rule is invalid.
     pub fn render(&self) -> Result<String, RuleError> {
         for rule in &self.fault {
             rule.check()?;
@@ -211,7 +211,7 @@ impl Rules {
 }
 
 impl Rule {
-    /// A rule for a function that does nothing yet.
+    /// Creates a rule for a function, without effect yet.
     #[must_use]
     pub fn new(function: &str) -> Self {
         Self {
@@ -234,16 +234,16 @@ impl Rule {
         }
     }
 
-    /// The rule with a return code.
+    /// Returns the rule with a return code.
     #[must_use]
     pub fn rc(self, rc: Return) -> Self {
         Self { rc: Some(Code(rc)), ..self }
     }
 
-    /// Whether the rule makes sense.
+    /// Checks whether the rule is valid.
     ///
     /// # Errors
-    /// What is wrong, and the fix.
+    /// The problem, and the fix.
     pub fn check(&self) -> Result<(), RuleError> {
         let name = &self.function;
         let wrong = |message: String, hint: &str| Err(RuleError::new(message, hint));
@@ -286,7 +286,7 @@ impl Rule {
         Ok(())
     }
 
-    /// Whether the rule is about a function of this name: itself, a version of it, or by pattern.
+    /// Returns whether the rule matches a function's name: exactly, without its version, or by pattern.
     #[must_use]
     pub fn matches_name(&self, function: &str) -> bool {
         if self.function.contains('*') {
@@ -298,7 +298,7 @@ impl Rule {
         })
     }
 
-    /// Whether the rule is about a call.
+    /// Returns whether the rule matches a call.
     #[must_use]
     pub fn matches(&self, call: &Call<'_>, root: bool) -> bool {
         self.matches_name(call.function)
@@ -307,7 +307,7 @@ impl Rule {
             && !(self.unprivileged && root)
     }
 
-    /// Whether it fires now. `counter` has this call counted as seen, and not yet as fired.
+    /// Returns whether it fires now. `counter` already counts this call as seen, but not as fired.
     pub(super) fn fires(&self, counter: Counter, fingerprint: u64) -> bool {
         if counter.seen <= self.after || self.times.is_some_and(|times| counter.fired >= times) {
             return false;
@@ -320,8 +320,8 @@ impl Rule {
     }
 }
 
-/// Rules with the fingerprints by which the shared state counts them: of their text, and of how
-/// many equal ones came before.
+/// Returns rules with the fingerprints that identify them in the shared state: of their text, and of the number
+/// of equal rules before.
 pub(super) fn numbered(rules: Vec<Rule>) -> Vec<(u64, Rule)> {
     let mut texts: Vec<String> = Vec::with_capacity(rules.len());
     let number = |rule: Rule| {
@@ -334,7 +334,7 @@ pub(super) fn numbered(rules: Vec<Rule>) -> Vec<(u64, Rule)> {
     rules.into_iter().map(number).collect()
 }
 
-/// Whether a text matches a pattern in which `*` stands for anything.
+/// Returns whether a text matches a pattern in which `*` stands for any text.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
     match pattern.split_first() {
         None => text.is_empty(),

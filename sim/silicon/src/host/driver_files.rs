@@ -1,4 +1,4 @@
-//! The driver's files below `/proc/driver`, in the host's directory as `proc/driver`.
+//! The driver's files of `/proc/driver`, in the host's directory as `proc/driver`.
 //!
 //! ```text
 //! nvidia-caps/mig-minors                        minor number of every capability that there can be; never changes
@@ -7,9 +7,9 @@
 //! nvidia/capabilities/gpuN/mig/giN/ciN/access
 //! ```
 //!
-//! Programs open them by absolute path: `gpush-sim exec` mounts the directory over `/proc/driver`. Whoever changes
-//! instances updates the files while it holds the host's lock. A host without them, as tests of the machine make it,
-//! is left without.
+//! Programs open them by absolute path: `gpush-sim exec` mounts the directory over `/proc/driver`. A process
+//! that changes instances updates the files under the host's lock. A host without them, as in tests of the
+//! machine, stays without.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,10 +19,10 @@ use std::path::{Path, PathBuf};
 use super::{Host, PROC};
 use crate::machine::{Gpu, Machine, capability};
 
-/// Name of the directory that stands for `/proc/driver`, below [`PROC`].
+/// Name of the directory that replaces `/proc/driver`, below [`PROC`].
 pub const DRIVER: &str = "driver";
 
-/// GPUs that the driver has minor numbers for.
+/// Number of GPUs for which the driver has minor numbers.
 const GPUS: u32 = 32;
 /// GPU instance ids of a GPU.
 const GPU_INSTANCES: u32 = 15;
@@ -53,7 +53,7 @@ impl Host {
         Ok(())
     }
 
-    /// Brings the files of the GPUs whose instances differ up to date.
+    /// Updates the files of GPUs whose instances differ.
     ///
     /// # Errors
     /// When the system refuses.
@@ -76,7 +76,7 @@ impl Host {
     }
 }
 
-/// Ids of the instances of a GPU.
+/// Returns the ids of the instances of a GPU.
 fn ids(gpu: &Gpu) -> Vec<(u32, Vec<u32>)> {
     gpu.instances.iter().map(|gi| (gi.id, gi.instances.iter().map(|ci| ci.id).collect())).collect()
 }
@@ -86,7 +86,7 @@ fn gpu_dir(capabilities: &Path, machine: &Machine, gpu: u32) -> PathBuf {
     capabilities.join(format!("gpu{minor}"))
 }
 
-/// Makes the directory of a GPU hold exactly the files of its instances.
+/// Writes exactly the files of a GPU's instances to its directory.
 fn write_gpu(dir: &Path, machine: &Machine, gpu: &Gpu) -> io::Result<()> {
     let minor = machine.identity(gpu.index).map_or(gpu.index, |identity| identity.minor);
     let mut wanted: BTreeMap<PathBuf, String> = BTreeMap::new();
@@ -101,7 +101,7 @@ fn write_gpu(dir: &Path, machine: &Machine, gpu: &Gpu) -> io::Result<()> {
     if gpu.mig {
         std::fs::create_dir_all(dir.join("mig"))?;
     } else if dir.is_dir() {
-        // Capabilities of a GPU exist in MIG mode only.
+        // Capabilities of a GPU exist only in MIG mode.
         std::fs::remove_dir_all(dir)?;
     }
     remove_others(&dir.join("mig"), &wanted)?;
@@ -134,12 +134,12 @@ fn remove_others(dir: &Path, wanted: &BTreeMap<PathBuf, String>) -> io::Result<(
     Ok(())
 }
 
-/// What an access file says.
+/// Returns the content of an access file.
 fn access(minor: u32, mode: u32) -> String {
     format!("DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n")
 }
 
-/// All of `mig-minors`.
+/// Returns the content of `mig-minors`.
 fn minors() -> String {
     let mut text = format!("config {}\nmonitor {}\n", capability::CONFIG, capability::MONITOR);
     for gpu in 0..GPUS {

@@ -1,7 +1,8 @@
-//! Who is alive.
+//! Which processes are alive.
 //!
-//! Every call of the driver has to know it, for whoever ends is off the hardware at once. A process that was found
-//! alive is watched by its pidfd from then on: one `poll` tells of all of them, where `/proc` would be read for each.
+//! Every driver call needs this, because a process that ends releases the hardware at once. A process that was
+//! found alive is watched through its pidfd: one `poll` checks all of them, whereas `/proc` needs a read for
+//! each.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,7 +20,7 @@ pub(super) struct Living {
 }
 
 impl Living {
-    /// Whether all of them live. Others are not watched any more.
+    /// Returns whether all of them live. Stops watching others.
     pub(super) fn are_all(&self, pids: impl Iterator<Item = Pid>) -> bool {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let mut asked = HashMap::with_capacity(watched.len());
@@ -31,7 +32,7 @@ impl Living {
                 Some(process) => {
                     asked.insert(pid, process);
                 }
-                // It may have too many files open to watch one more.
+                // There may be too many open files to watch one more.
                 None if pid.is_alive() => {}
                 None => return false,
             }
@@ -45,18 +46,19 @@ impl Living {
     }
 }
 
-/// A process that lives, to be watched. Had first and looked at then, so that it is no later one with the same id.
+/// Watches a process that lives. The pidfd is opened before the check, so that it is not a later process with
+/// the same id.
 fn watch(pid: Pid) -> Option<OwnedFd> {
     let process = rustix::process::Pid::from_raw(i32::try_from(pid.pid).ok()?)?;
     let held = pidfd_open(process, PidfdFlags::empty()).ok()?;
     pid.is_alive().then_some(held)
 }
 
-/// Start time of a process that is alive: in clock ticks since boot, from `/proc/<pid>/stat`. A
-/// zombie is not alive: it holds no GPU.
+/// Returns the start time of a living process: in clock ticks since boot, from `/proc/<pid>/stat`. A zombie
+/// does not live: it holds no GPU.
 fn start_of(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; what follows the last one is plain.
+    // The name in parentheses may contain anything; the fields after the last parenthesis are plain.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     // Field 3 was the state; the start time is field 22.
@@ -65,20 +67,20 @@ fn start_of(pid: u32) -> Option<u64> {
 }
 
 impl Pid {
-    /// The living process with this id; `None` when there is none.
+    /// Returns the living process with this id; `None` if there is none.
     #[must_use]
     pub fn find(pid: u32) -> Option<Self> {
         start_of(pid).map(|start| Self { pid, start })
     }
 
-    /// This process.
+    /// Returns this process.
     #[must_use]
     pub fn own() -> Self {
         let pid = std::process::id();
         Self { pid, start: start_of(pid).unwrap_or(0) }
     }
 
-    /// Whether it lives.
+    /// Returns whether it lives.
     #[must_use]
     pub fn is_alive(self) -> bool {
         start_of(self.pid) == Some(self.start)
@@ -90,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_known_by_its_start_time() {
+    fn process_is_identified_by_start_time() {
         let own = Pid::own();
         assert!(own.is_alive());
         assert!(!Pid { start: own.start + 1, ..own }.is_alive());
@@ -103,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_watched_is_missed_at_once_also_before_its_parent_knows() {
+    fn watched_process_is_gone_before_it_is_reaped() {
         let living = Living::default();
         let mut children: Vec<_> =
             (0..3).map(|_| std::process::Command::new("sleep").arg("60").spawn().unwrap()).collect();
@@ -115,7 +117,7 @@ mod tests {
         assert!(!living.are_all([later].into_iter()), "another process with the same id");
         assert!(living.are_all(pids.iter().copied()));
         children[2].kill().unwrap();
-        // Without having waited for it: a zombie holds no GPU.
+        // Without waiting for it: a zombie holds no GPU.
         while pids[2].is_alive() {
             std::thread::yield_now();
         }

@@ -1,9 +1,9 @@
 //! The host's lock.
 //!
-//! A lock on a file excludes processes, but not threads that share the descriptor, and a forked
-//! child that unlocks an inherited descriptor releases its parent's lock. So a thread first takes
-//! a mutex of its process, then locks a descriptor that this very process opened: everything
-//! that belongs to a process is in [`PerProcess`], which is made anew after a fork.
+//! A lock on a file excludes processes, but not threads that share the descriptor, and a forked child that
+//! unlocks an inherited descriptor releases its parent's lock. So a thread first takes a mutex of its process,
+//! then locks a descriptor that this very process opened. All per-process data is in [`PerProcess`], which is
+//! created again after a fork.
 #![allow(unsafe_code)] // One atomic pointer, swapped once after a fork.
 
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::HostError;
 
-/// A value that each process has its own of, also after a fork.
+/// A value with a separate copy in each process, also after a fork.
 #[derive(Debug)]
 pub(super) struct PerProcess<T> {
     at: AtomicPtr<Owned<T>>,
@@ -33,13 +33,13 @@ impl<T> PerProcess<T> {
         Self { at: AtomicPtr::new(Box::into_raw(Box::new(owned))) }
     }
 
-    /// This process's value, made by `make` if a parent's is there. The parent's is left as it
-    /// is: one of its mutexes may be held by a thread that does not exist here.
+    /// Returns this process's value; `make` creates it if the present one is a parent's. The parent's is left
+    /// unchanged: a thread that does not exist here may hold one of its mutexes.
     pub(super) fn get(&self, make: impl FnOnce() -> Result<T, HostError>) -> Result<&T, HostError> {
         let pid = std::process::id();
         let found = self.at.load(Ordering::Acquire);
-        // SAFETY: the pointer comes from `Box::into_raw` and is freed only in `drop`, which needs
-        // `&mut self`; a replaced one is leaked on purpose.
+        // SAFETY: the pointer comes from `Box::into_raw` and is freed only in `drop`, which needs `&mut self`;
+        // a replaced value is leaked intentionally.
         let owned = unsafe { &*found };
         if owned.pid == pid {
             return Ok(&owned.value);
@@ -49,7 +49,7 @@ impl<T> PerProcess<T> {
             // SAFETY: as above; `fresh` is now shared.
             Ok(_) => Ok(unsafe { &(*fresh).value }),
             Err(theirs) => {
-                // SAFETY: `fresh` was never shared, and another thread of this process put its own.
+                // SAFETY: `fresh` was never shared, because another thread of this process stored its own.
                 drop(unsafe { Box::from_raw(fresh) });
                 // SAFETY: as above.
                 Ok(unsafe { &(*theirs).value })
@@ -61,10 +61,10 @@ impl<T> PerProcess<T> {
 impl<T> Drop for PerProcess<T> {
     fn drop(&mut self) {
         let at = *self.at.get_mut();
-        // SAFETY: from `Box::into_raw`, and nobody else can have it: `&mut self`.
+        // SAFETY: from `Box::into_raw`, and `&mut self` proves exclusive access.
         let owned = unsafe { Box::from_raw(at) };
         if owned.pid != std::process::id() {
-            // A parent's: its locks may be held for ever in this copy.
+            // A parent's: its locks may be held permanently in this copy.
             std::mem::forget(owned);
         }
     }
@@ -76,13 +76,13 @@ pub(super) struct Lock {
     file: Mutex<File>,
 }
 
-/// Held lock. Released when dropped.
+/// The lock, held. Released when dropped.
 pub(super) struct Held<'l> {
     file: MutexGuard<'l, File>,
 }
 
 impl Lock {
-    /// Opens the lock file (close-on-exec, as all files of std).
+    /// Opens the lock file (close-on-exec, as all files in std).
     pub(super) fn open(path: &Path) -> Result<Self, HostError> {
         let file = File::open(path).map_err(|cause| HostError::io("cannot open", path, cause))?;
         Ok(Self { file: Mutex::new(file) })

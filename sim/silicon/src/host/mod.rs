@@ -1,11 +1,11 @@
 //! One simulated host, shared by all processes that use it.
 //!
-//! Its directory holds `description.toml` (what was asked for), `state` (the mapped state, see
-//! [`region`]), `boot_id`, `faults.toml` (see [`crate::fault`]), `proc` (processes that have GPUs open, and the
-//! driver's files, see [`driver_files`]) and, if wanted, `trace`.
+//! Its directory contains `description.toml` (the description), `state` (the mapped state, see [`region`]),
+//! `boot_id`, `faults.toml` (see [`crate::fault`]), `proc` (processes that have GPUs open, and the driver's
+//! files, see [`driver_files`]) and optionally `trace`.
 //!
-//! Reads take no lock. Updates take it, read, change and publish; a closure that returns an error
-//! publishes nothing. Delays and hangs of faults wait outside the lock.
+//! Reads take no lock. Updates take it, read, change and publish; a closure that returns an error publishes
+//! nothing. Delays and hangs of faults wait without the lock.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ use region::Region;
 /// Environment variable that names the directory of the simulated host.
 pub const STATE_VARIABLE: &str = "NVML_SIM_STATE";
 
-/// Why a simulated host cannot be used.
+/// The reason why a simulated host cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// The directory is not one of a simulated host.
@@ -40,30 +40,30 @@ pub enum HostError {
     NotAHost {
         /// Directory.
         dir: String,
-        /// File that should be there.
+        /// The missing file.
         missing: &'static str,
     },
-    /// A host is there already.
+    /// A host exists already.
     #[error("{dir} is a simulated host already; end it with `gpush-sim down {dir}`")]
     Exists {
         /// Directory.
         dir: String,
     },
-    /// The state is of another layout, another description, or no state at all.
+    /// The state has another layout or description, or is not a state.
     #[error("{path} cannot be used: {what}")]
     Mismatch {
         /// File.
         path: PathBuf,
-        /// What does not match.
+        /// The difference.
         what: String,
     },
-    /// The state cannot be read back.
+    /// The state cannot be decoded.
     #[error("the state in {dir} is damaged; end it with `gpush-sim down {dir}` and make it anew")]
     Damaged {
         /// Directory.
         dir: String,
     },
-    /// The state has outgrown its slot.
+    /// The state is larger than its slot.
     #[error("the state needs {bytes} bytes and has room for {room}; detach processes or clear faults")]
     Full {
         /// Bytes of the new state.
@@ -76,7 +76,7 @@ pub enum HostError {
     Description {
         /// File.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         cause: Box<DescriptionError>,
     },
     /// The fault rules are wrong.
@@ -85,11 +85,11 @@ pub enum HostError {
     /// The operating system refused.
     #[error("{action} {path}: {cause}")]
     Io {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
         /// File.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         cause: std::io::Error,
     },
 }
@@ -107,7 +107,7 @@ impl From<crate::fault::RuleError> for HostError {
 }
 
 impl From<HostError> for Return {
-    /// What a client of the driver sees of it.
+    /// Converts it to the return code for a client of the driver.
     fn from(error: HostError) -> Self {
         match error {
             HostError::NotAHost { .. } => Return::DriverNotLoaded,
@@ -123,7 +123,7 @@ impl From<HostError> for Return {
     }
 }
 
-/// What each process keeps for itself.
+/// Data of each process.
 #[derive(Debug)]
 struct Local {
     lock: Lock,
@@ -143,8 +143,8 @@ pub struct Host {
     local: PerProcess<Local>,
 }
 
-/// Bytes of a slot for a host of so many GPUs: room for every instance that can be, a hundred
-/// processes a GPU, and what the host has itself.
+/// Returns the bytes of a slot for a host with `gpus` GPUs: room for all possible instances, a hundred
+/// processes per GPU, and the host's own data.
 fn slot_bytes(gpus: usize) -> usize {
     256 * 1024 + gpus * 32 * 1024
 }
@@ -160,10 +160,10 @@ fn encode(state: &State) -> Vec<u8> {
 }
 
 impl Host {
-    /// Makes a simulated host in a directory, which is made if need be, and opens it.
+    /// Creates a simulated host in a directory, which is created if necessary, and opens it.
     ///
     /// # Errors
-    /// When one is there already, the description is wrong, or the system refuses.
+    /// If one exists already, the description is invalid, or the system refuses.
     pub fn create(dir: &Path, description: &Description) -> Result<Self, HostError> {
         std::fs::create_dir_all(dir).map_err(|cause| HostError::io("cannot make", dir, cause))?;
         let path = dir.join("description.toml");
@@ -191,7 +191,7 @@ impl Host {
     /// Opens the simulated host in a directory.
     ///
     /// # Errors
-    /// When there is none, or its state is of another layout.
+    /// If there is none, or its state has another layout.
     pub fn open(dir: &Path) -> Result<Self, HostError> {
         let path = dir.join("description.toml");
         let missing = |missing| HostError::NotAHost { dir: dir.display().to_string(), missing };
@@ -215,7 +215,7 @@ impl Host {
     /// Opens the host that `$NVML_SIM_STATE` names.
     ///
     /// # Errors
-    /// When it names none.
+    /// If the variable is not set.
     pub fn from_environment() -> Result<Self, HostError> {
         match std::env::var_os(STATE_VARIABLE) {
             Some(dir) => Self::open(Path::new(&dir)),
@@ -223,19 +223,19 @@ impl Host {
         }
     }
 
-    /// Its directory, absolute.
+    /// Returns its directory, absolute.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What never changes about it.
+    /// Returns its fixed properties.
     #[must_use]
     pub fn hardware(&self) -> &Arc<Hardware> {
         &self.hardware
     }
 
-    /// Whether the calling process counts as root on it.
+    /// Returns whether the calling process counts as root on it.
     #[must_use]
     pub fn privileged(&self) -> bool {
         let euid = nix::unistd::geteuid().as_raw();
@@ -271,17 +271,17 @@ impl Host {
         if let Some((generation, bytes)) = self.region.read() {
             return self.decode(generation, &bytes);
         }
-        // Writers are many: look once while they wait.
+        // There are many writers: read once while the lock keeps them waiting.
         let _held = self.local()?.lock.hold()?;
         let (generation, bytes) =
             self.region.read().ok_or_else(|| HostError::Damaged { dir: self.dir.display().to_string() })?;
         self.decode(generation, &bytes)
     }
 
-    /// The state now. Processes that are gone are not in it.
+    /// Returns the present state, without processes that are gone.
     ///
     /// # Errors
-    /// When the state is damaged or cannot be locked.
+    /// If the state is damaged or cannot be locked.
     pub fn read(&self) -> Result<Arc<Machine>, HostError> {
         let machine = self.published()?;
         let all = machine.gpus().iter().flat_map(|gpu| &gpu.processes).map(|process| process.pid);
@@ -292,11 +292,11 @@ impl Host {
         self.published()
     }
 
-    /// Changes the state. `change` sees it without processes that are gone; if it returns an
-    /// error, nothing changes.
+    /// Changes the state. `change` sees it without processes that are gone. If it returns an error, nothing
+    /// changes.
     ///
     /// # Errors
-    /// What `change` returns, or that the state is damaged, full or cannot be locked.
+    /// The error of `change`, or a state that is damaged, full or cannot be locked.
     pub fn update<T, E: From<HostError>>(&self, change: impl FnOnce(&mut Machine) -> Result<T, E>) -> Result<T, E> {
         let local = self.local()?;
         let _held = local.lock.hold()?;
@@ -314,7 +314,7 @@ impl Host {
         let result = change(&mut after)?;
         if after.state != before.state {
             let generation = self.region.write(&encode(&after.state))?;
-            // The change is made: files that cannot be written are no reason to report that it failed.
+            // The change is done: unwritable files must not make it fail.
             let _best_effort = self.update_driver_files(&before, &after);
             let after = Arc::new(after);
             *local.decoded.lock().unwrap_or_else(PoisonError::into_inner) = Some((generation, after));
@@ -333,7 +333,7 @@ impl Host {
         })
     }
 
-    /// Takes this process off the clients (`nvmlShutdown`).
+    /// Removes this process from the clients (`nvmlShutdown`).
     ///
     /// # Errors
     /// As [`Host::update`].
@@ -357,8 +357,8 @@ impl Host {
         write_whole(&self.dir.join("boot_id"), format!("{boot_id}\n").as_bytes())
     }
 
-    /// Waits for the first event after a cursor that the listener wants, at most for `timeout`; `None`
-    /// also when something else has changed meanwhile.
+    /// Waits for the first event after a cursor that `wants` selects, at most for `timeout`. Also returns
+    /// `None` if something else has changed.
     ///
     /// # Errors
     /// As [`Host::read`].
@@ -376,7 +376,7 @@ impl Host {
             return Ok(found);
         }
         while self.region.published() == generation {
-            // Without an end when the timeout is beyond what a clock can tell.
+            // Without limit if the timeout is beyond the range of a clock.
             let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Ok(None);
@@ -398,13 +398,13 @@ impl Local {
     }
 }
 
-/// A boot id that no other boot has.
+/// Returns a unique boot id.
 fn fresh_boot_id(boot: u64) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     uuid::of_boot(&format!("{boot}/{}/{}", std::process::id(), now.as_nanos()))
 }
 
-/// Writes a file so that readers see the old or the new content, never a part.
+/// Writes a file atomically: readers see the old or the new content, never a part.
 pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), HostError> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(format!(".{}.new", std::process::id()));

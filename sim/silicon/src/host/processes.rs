@@ -1,16 +1,16 @@
-//! The processes that have GPUs open, as `/proc` would show them: `proc` in the host's directory.
+//! The processes that have GPUs open, in the form of `/proc`: `proc` in the host's directory.
 
 use std::io;
 use std::os::unix::fs::symlink;
 
 use super::{Host, HostError};
 
-/// Directory, in a host's own, of the processes that have GPUs open.
+/// Directory, below a host's, of the processes that have GPUs open.
 pub const PROC: &str = "proc";
 
 impl Host {
-    /// Shows there that a process has a GPU's device node open; all else of it is as in the real `/proc`.
-    /// A process that ends is gone from there too: its links lead nowhere.
+    /// Shows that a process has a GPU's device node open; `cmdline` and others link to the real `/proc`. When the
+    /// process ends, its links lead nowhere.
     ///
     /// # Errors
     /// When the system refuses.

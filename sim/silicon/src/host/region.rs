@@ -6,14 +6,14 @@
 //!  slot 1: generation, length, checksum, bytes      (odd generations)
 //! ```
 //!
-//! A writer (under the host's lock) fills the slot that is not published and then stores the new
-//! generation: one atomic flip. Killed anywhere before it, it leaves the published state as it
-//! was. A reader needs no lock: it copies the published slot and takes the copy only if its
-//! generation and checksum are right, since a writer two generations on may have been at it.
+//! A writer (under the host's lock) fills the slot that is not published and then stores the new generation, in
+//! one atomic operation. If it is killed before that, the published state is unchanged. A reader needs no lock:
+//! it copies the published slot and accepts the copy only if its generation and checksum are right, because a
+//! writer two generations later may have overwritten it.
 //!
-//! All access goes through atomics by raw pointer: other processes write the same memory, so no
-//! reference to plain data may ever point into it. The file is never shortened, because that
-//! would be a SIGBUS in every process that has it mapped.
+//! All access uses atomics by raw pointer: other processes write the same memory, so no reference to plain data
+//! may ever point into it. The file is never shortened, because that would cause a SIGBUS in every process that
+//! has it mapped.
 #![allow(unsafe_code)] // Mapping shared memory and reading it as atomics is what this file is for.
 
 use std::fs::{File, OpenOptions};
@@ -36,7 +36,7 @@ const MAGIC: u64 = u64::from_be_bytes(*b"gpushsil");
 const LAYOUT: u64 = 1;
 /// Header length in bytes: a page.
 const HEADER: usize = 4096;
-/// How long a wait lasts at most, since a writer may be killed before it wakes those that wait.
+/// Maximum duration of a wait, because a writer may be killed before it wakes waiting processes.
 const MISSED: Duration = Duration::from_secs(1);
 /// Words before a slot's bytes.
 const SLOT_WORDS: usize = 3;
@@ -59,30 +59,30 @@ pub(super) struct Region {
     slot: usize,
 }
 
-// SAFETY: the memory behind `base` is only ever accessed as `AtomicU64`.
+// SAFETY: the memory behind `base` is only accessed as `AtomicU64`.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// Checksum of a slot: its generation, its length and its words.
+/// Computes the checksum of a slot: of its generation, its length and its words.
 fn checksum(generation: u64, length: u64, words: impl Iterator<Item = u64>) -> u64 {
     let mix = |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     words.fold(mix(mix(0x6a09_e667_f3bc_c908, generation), length), mix)
 }
 
 impl Region {
-    /// Makes the file, with a first state in it. It appears whole or not at all.
+    /// Creates the file with a first state, atomically.
     pub(super) fn create(path: &Path, slot: usize, fingerprint: u64, state: &[u8]) -> Result<(), HostError> {
         let slot = slot.next_multiple_of(HEADER);
         let length = HEADER + 2 * slot;
         let draft = path.with_extension("new");
         let made = || -> io::Result<()> {
-            // Every user of the machine may simulate on it; the directory says who gets there.
+            // Every user of the machine may use it; the directory's permissions limit access.
             let file =
                 OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o666).open(&draft)?;
             file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))?;
             file.set_len(length as u64)?;
-            // Blocks are taken now: a full disk is an error here, not a SIGBUS in some client.
+            // Allocates blocks now: a full disk is an error here, not a SIGBUS in a client.
             nix::fcntl::posix_fallocate(&file, 0, length as i64)?;
             let header = [MAGIC, LAYOUT, length as u64, slot as u64, fingerprint, 0];
             let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -129,8 +129,8 @@ impl Region {
             return Err(mismatch("it belongs to another description than description.toml beside it"));
         }
         let size = NonZeroUsize::new(length).ok_or_else(|| mismatch("it is empty"))?;
-        // SAFETY: a fresh shared mapping of a file that is at least `length` bytes long and that
-        // nobody shortens; nothing else uses the address.
+        // SAFETY: a new shared mapping of a file of at least `length` bytes that no process shortens; nothing
+        // else uses the address.
         let base = unsafe {
             mmap(None, size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED, file.as_fd(), 0)
         }
@@ -149,17 +149,17 @@ impl Region {
         (HEADER + self.slot * (generation & 1) as usize) / 8
     }
 
-    /// Bytes that fit into a slot.
+    /// Returns the number of bytes that fit into a slot.
     fn capacity(&self) -> usize {
         self.slot - SLOT_WORDS * 8
     }
 
-    /// Generation of the published state.
+    /// Returns the generation of the published state.
     pub(super) fn published(&self) -> u64 {
         self.word(word::PUBLISHED).load(Ordering::Acquire)
     }
 
-    /// The slot of a generation, if it still holds that generation, whole.
+    /// Returns the slot of a generation if it still contains that generation completely.
     fn copy(&self, generation: u64) -> Option<Vec<u8>> {
         let at = self.slot(generation);
         let held = self.word(at).load(Ordering::Relaxed);
@@ -177,8 +177,8 @@ impl Region {
         Some(copied)
     }
 
-    /// The published state with its generation, without the lock. `None` when writers were
-    /// faster several times in a row: then take the lock and ask again.
+    /// Returns the published state with its generation, without the lock. `None` if writers were faster several
+    /// times in a row: then take the lock and try again.
     pub(super) fn read(&self) -> Option<(u64, Vec<u8>)> {
         (0..8).find_map(|_| {
             let generation = self.published();
@@ -212,16 +212,16 @@ impl Region {
         Ok(generation)
     }
 
-    /// Waits until another generation than this one is published, at most for `timeout`. It may
-    /// return before, and late by a second when a writer was killed before it could say so.
+    /// Waits until another generation than this one is published, at most for `timeout`. It may return early,
+    /// and up to a second late if a writer was killed before it woke the waiting processes.
     pub(super) fn wait_past(&self, generation: u64, timeout: Duration) {
         let timeout = timeout.min(MISSED);
-        // Wrapped around: what is compared is the lower half, which no waiter sees come round.
+        // Truncated on purpose: only the lower half is compared, and it does not wrap around during a wait.
         self.futex(libc::FUTEX_WAIT, generation as u32, Some(timeout));
     }
 
-    /// Waits at, or wakes those that wait at, the lower half of the published generation. Not
-    /// `FUTEX_PRIVATE_FLAG`: they are other processes.
+    /// Waits for, or wakes processes that wait for, a change of the lower half of the published generation. Not
+    /// `FUTEX_PRIVATE_FLAG`, because they are other processes.
     fn futex(&self, operation: i32, value: u32, timeout: Option<Duration>) {
         let half = usize::from(cfg!(target_endian = "big"));
         let timeout = timeout.map(|timeout| libc::timespec {
@@ -230,16 +230,16 @@ impl Region {
         });
         let until = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let word = self.word(word::PUBLISHED).as_ptr().cast::<u32>();
-        // SAFETY: the address is within the mapping and aligned, `until` is null or outlives the call.
-        // Whatever it returns, the caller looks at the generation again.
+        // SAFETY: the address is within the mapping and aligned, `until` is null or outlives the call. The
+        // result does not matter, because the caller checks the generation again.
         unsafe { libc::syscall(libc::SYS_futex, word.add(half), operation, value, until) };
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: `base` and `length` are those of the mapping, and no reference to it is left:
-        // `word` lends only for the borrow of `self`.
+        // SAFETY: `base` and `length` are those of the mapping, and no reference to it is left: `word` only
+        // lends for the borrow of `self`.
         let unmapped = unsafe { munmap(self.base.cast(), self.length) };
         debug_assert!(unmapped.is_ok());
     }
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_torn_write_leaves_the_published_state() {
+    fn torn_write_keeps_the_published_state() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         Region::create(&path, 8192, 7, b"first").unwrap();
@@ -258,19 +258,19 @@ mod tests {
         assert_eq!(region.read().unwrap(), (1, b"first".to_vec()));
         assert_eq!(region.write(b"second, longer").unwrap(), 2);
         assert_eq!(region.read().unwrap().1, b"second, longer");
-        // A writer that dies within the idle slot: every prefix of its stores.
+        // A writer that dies while it fills the idle slot: every prefix of its stores.
         let at = region.slot(3);
         for torn in 0..5 {
             region.word(at + torn).store(0xdead_beef + torn as u64, Ordering::Relaxed);
             assert_eq!(region.read().unwrap(), (2, b"second, longer".to_vec()));
         }
-        // The next writer is not disturbed by what is left there.
+        // The partial data does not affect the next writer.
         assert_eq!(region.write(b"third").unwrap(), 3);
         assert_eq!(region.read().unwrap(), (3, b"third".to_vec()));
     }
 
     #[test]
-    fn strangers_are_refused() {
+    fn foreign_state_files_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         Region::create(&path, 8192, 7, b"x").unwrap();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_too_large_is_refused_and_changes_nothing() {
+    fn oversized_state_is_refused_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         Region::create(&path, 4096, 7, b"x").unwrap();

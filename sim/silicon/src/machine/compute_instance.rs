@@ -1,8 +1,8 @@
 //! Compute instances: the MIG devices that programs see.
 //!
-//! The id is the lowest free one. When no placement is given, the free span is taken that leaves
-//! most (profile, placement) pairs possible in the GPU instance, ties to the lowest start. Spans
-//! come from the data: on Hopper and later 3c takes four compute slots, 7c eight.
+//! The id is the lowest free one. Without a given placement, the free span is used that leaves the most
+//! (profile, placement) pairs in the GPU instance, and of equal ones the lowest start. Spans come from the
+//! data: on Hopper and later 3c takes four compute slots, 7c eight.
 
 use gpush_geometry::ComputeProfile;
 use serde::{Deserialize, Serialize};
@@ -21,26 +21,26 @@ pub struct ComputeInstance {
     pub profile_id: u32,
     /// Placement in compute slots.
     pub placement: Placement,
-    /// Generation, which no other instance of this host has or had.
+    /// Generation, unique among all instances of this host, past and present.
     pub generation: u64,
 }
 
-/// Profile ids that compute instances have anywhere.
+/// Profile ids of compute instances on any part.
 const KNOWN_PROFILE_IDS: std::ops::Range<u32> = 0..9;
 
-/// Possible placements of a compute profile, in the data's order.
+/// Returns the possible placements of a compute profile, in the data's order.
 pub(super) fn spans(profile: &ComputeProfile) -> impl Iterator<Item = Placement> + '_ {
     profile.placements.iter().map(|&(start, size)| Placement { start, size })
 }
 
 impl GpuInstance {
-    /// Whether a compute instance fits at a placement now, by capacity alone.
+    /// Returns whether a compute instance fits at a placement now, by capacity alone.
     #[must_use]
     pub fn fits(&self, within: &Profile, profile: &ComputeProfile, placement: Placement) -> bool {
         Taken::of(self, within).takes(within, profile, placement)
     }
 
-    /// How many more compute instances of the profile can be made now.
+    /// Returns how many more compute instances of the profile can be created now.
     #[must_use]
     pub fn remaining(&self, within: &Profile, profile: &ComputeProfile) -> u32 {
         let mut taken = Taken::of(self, within);
@@ -54,7 +54,7 @@ impl GpuInstance {
         count
     }
 
-    /// Where the driver puts a compute instance of the profile when not told.
+    /// Returns the driver's choice of a placement for a compute instance of the profile.
     #[must_use]
     pub fn default_placement(&self, within: &Profile, profile: &ComputeProfile) -> Option<Placement> {
         let taken = Taken::of(self, within);
@@ -72,7 +72,7 @@ impl GpuInstance {
     }
 }
 
-/// What is taken of a GPU instance.
+/// The used resources of a GPU instance.
 #[derive(Debug, Clone)]
 struct Taken {
     spans: Vec<Placement>,
@@ -103,7 +103,7 @@ impl Taken {
 }
 
 impl Machine {
-    /// Creates a compute instance, at a placement or where the driver likes.
+    /// Creates a compute instance, at a placement or where the driver chooses.
     ///
     /// # Errors
     /// `InvalidArgument` for a stale handle, an unknown profile id or an impossible placement;
@@ -156,7 +156,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Handle of the compute instance with this id.
+    /// Returns the handle of the compute instance with this id.
     ///
     /// # Errors
     /// `NotFound`, else as [`Machine::resolve_gpu_instance`].
@@ -165,11 +165,10 @@ impl Machine {
         Ok(ComputeInstanceHandle { gpu: gi.gpu, gpu_instance: gi.id, id, generation: found.generation })
     }
 
-    /// The compute instance that a handle means, with its GPU instance.
+    /// Returns the compute instance of a handle, with its GPU instance.
     ///
     /// # Errors
-    /// `InvalidArgument` when it is gone or another took its place; `NotSupported` with MIG off;
-    /// `GpuIsLost`.
+    /// `InvalidArgument` if it is gone or was replaced; `NotSupported` with MIG off; `GpuIsLost`.
     pub fn resolve_compute_instance(
         &self,
         handle: ComputeInstanceHandle,
@@ -179,7 +178,7 @@ impl Machine {
         ci.map(|ci| (gi, ci)).ok_or(Return::InvalidArgument)
     }
 
-    /// Handle of the MIG device at a dense index.
+    /// Returns the handle of the MIG device at a dense index.
     ///
     /// # Errors
     /// `InvalidArgument` beyond the most devices that the GPU can have, `NotFound` at an empty
@@ -199,7 +198,7 @@ impl Machine {
         })
     }
 
-    /// Handle of the MIG device with this `MIG-<uuid>`.
+    /// Returns the handle of the MIG device with this `MIG-<uuid>`.
     ///
     /// # Errors
     /// `NotFound`.
@@ -219,7 +218,7 @@ impl Machine {
         Err(Return::NotFound)
     }
 
-    /// `MIG-<uuid>` of a compute instance.
+    /// Returns the `MIG-<uuid>` of a compute instance.
     ///
     /// # Errors
     /// `InvalidArgument` without such a GPU.

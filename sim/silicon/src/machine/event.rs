@@ -1,7 +1,7 @@
 //! Driver events: Xid errors and MIG configuration changes.
 //!
-//! One queue a host; each event set of each client has its own cursor in it, so that every
-//! listener sees every event once, and none sees what was before it listened.
+//! Each host has one queue, and each event set of each client its own cursor, so that every listener sees every
+//! event once, and none from before its registration.
 
 use std::collections::VecDeque;
 
@@ -15,10 +15,10 @@ pub const XID_CRITICAL_ERROR: u64 = 0x8;
 /// NVML's bit for a changed MIG configuration.
 pub const MIG_CONFIG_CHANGE: u64 = 0x100;
 
-/// Events kept; older ones are dropped, as the driver does when nobody listens.
+/// Events kept; older ones are dropped, as in the driver when no process listens.
 const KEPT: usize = 256;
 
-/// One event. Registered on the parent GPU, with the ids of the instances concerned.
+/// One event. Registered on the whole GPU, with the ids of its instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Position in the queue, from 1.
@@ -43,18 +43,18 @@ pub struct Events {
 }
 
 impl Events {
-    /// Where a listener that begins now starts from.
+    /// Returns the cursor of a new listener.
     #[must_use]
     pub fn cursor(&self) -> u64 {
         self.last
     }
 
-    /// The first event after a cursor that the listener wants. Its `sequence` is the new cursor.
+    /// Returns the first event after a cursor that `wants` selects. Its `sequence` is the new cursor.
     pub fn next(&self, cursor: u64, wants: impl Fn(&Event) -> bool) -> Option<&Event> {
         self.kept.iter().find(|event| event.sequence > cursor && wants(event))
     }
 
-    /// Events kept, oldest first.
+    /// Returns the kept events, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &Event> {
         self.kept.iter()
     }
@@ -72,8 +72,8 @@ impl Machine {
     /// Reports an Xid error.
     ///
     /// # Errors
-    /// `InvalidArgument` without such a GPU, `NotFound` without such an instance. A lost GPU
-    /// still reports: Xid 79 is how it says so.
+    /// `InvalidArgument` without such a GPU, `NotFound` without such an instance. A lost GPU still reports: Xid
+    /// 79 announces its loss.
     pub fn xid(&mut self, gpu: u32, xid: u64, gi: Option<u32>, ci: Option<u32>) -> Result<(), Return> {
         let at = self.state.gpus.get(gpu as usize).ok_or(Return::InvalidArgument)?;
         match (gi, ci) {

@@ -7,20 +7,20 @@
 //!  Hopper +  off ──SetMigMode on──▶ on ──reboot──▶ off       (busy check: at the first instance)
 //! ```
 //!
-//! A change that is not in force is a success with an activation status: `IN_USE` when somebody
-//! has the GPU open, `RESET_REQUIRED` otherwise.
+//! A change that is not effective is a success with an activation status: `IN_USE` if a process has the GPU
+//! open, `RESET_REQUIRED` otherwise.
 
 use serde::{Deserialize, Serialize};
 
 use super::{GpuInstance, Machine, Process, Timeslice};
 use crate::returns::Return;
 
-/// What changes about a GPU.
+/// The variable state of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
     /// Index.
     pub index: u32,
-    /// Whether MIG mode is in force.
+    /// Whether MIG mode is on.
     pub mig: bool,
     /// MIG mode after the next reset.
     pub mig_pending: bool,
@@ -32,26 +32,26 @@ pub struct Gpu {
     pub processes: Vec<Process>,
     /// Compute mode, by NVML's number; 0 is DEFAULT.
     pub compute_mode: u32,
-    /// How long a program's turn is.
+    /// Its time-slice level.
     #[serde(default)]
     pub timeslice: Timeslice,
     /// Persistence mode.
     pub persistence: bool,
     /// Accounting mode. Switching MIG on switches it off.
     pub accounting: bool,
-    /// What the row remapper has done. Counts outlive resets and boots, as in the part's own memory.
+    /// Row remapper counts. They survive resets and boots, as in the real part's memory.
     #[serde(default)]
     pub rows: RemappedRows,
 }
 
-/// Rows of memory that the part replaced by spare ones.
+/// Rows of memory replaced by spare rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemappedRows {
     /// For correctable errors.
     pub correctable: u32,
     /// For uncorrectable errors.
     pub uncorrectable: u32,
-    /// Some are replaced with the next reset.
+    /// Replacements are pending until the next reset.
     pub pending: bool,
     /// There was no spare row left.
     pub failed: bool,
@@ -85,7 +85,7 @@ impl Gpu {
         }
     }
 
-    /// The GPU instance with this id.
+    /// Returns the GPU instance with this id.
     #[must_use]
     pub fn instance(&self, id: u32) -> Option<&GpuInstance> {
         self.instances.iter().find(|instance| instance.id == id)
@@ -98,8 +98,8 @@ impl Gpu {
 }
 
 impl Machine {
-    /// Switches MIG mode. Returns the activation status: `Success` when the mode is in force,
-    /// `InUse` or `ResetRequired` when it is pending.
+    /// Switches MIG mode. Returns the activation status: `Success` if the mode is effective, `InUse` or
+    /// `ResetRequired` if it is pending.
     ///
     /// # Errors
     /// `NotSupported` on a part without MIG, `InUse` for switching off with instances left,
@@ -133,8 +133,8 @@ impl Machine {
         Ok(activation)
     }
 
-    /// Leaves a mode change pending although it could be in force: what the fault
-    /// "success with an activation status" does.
+    /// Leaves a mode change pending although it could be effective, for the fault "success with an activation
+    /// status".
     ///
     /// # Errors
     /// As [`Machine::set_mig_mode`].
@@ -146,8 +146,8 @@ impl Machine {
         Ok(())
     }
 
-    /// A memory error that the row remapper takes care of: with the next reset, or not at all when
-    /// it has no spare row left.
+    /// Adds a memory error for the row remapper: it is repaired at the next reset, or never if there is no
+    /// spare row.
     ///
     /// # Errors
     /// `InvalidArgument` without such a GPU, `NotSupported` on a part without a row remapper,
@@ -166,7 +166,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The pending mode comes into force.
+    /// Activates the pending mode.
     fn activate(&mut self, gpu: u32) -> Result<(), Return> {
         let at = self.gpu_mut(gpu)?;
         at.mig = at.mig_pending;
@@ -178,7 +178,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Resets a GPU: instances gone, a pending mode in force.
+    /// Resets a GPU: its instances are destroyed, and a pending mode becomes effective.
     ///
     /// # Errors
     /// `InUse` while a process is on it or any client other than `caller` has the driver open,
@@ -198,8 +198,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Boots the host again: instances, processes and clients gone, lost GPUs back, modes as the
-    /// generation of each part has it.
+    /// Boots the host again: instances, processes and clients are gone, lost GPUs are back, and modes follow
+    /// the generation of each part.
     pub fn reboot(&mut self, boot_id: String) {
         let hardware = std::sync::Arc::clone(self.hardware());
         self.state.boot += 1;
@@ -214,7 +214,7 @@ impl Machine {
         }
     }
 
-    /// The GPU falls off the bus. Its processes die with their contexts.
+    /// Makes the GPU fall off the bus. Its processes die with their contexts.
     ///
     /// # Errors
     /// `InvalidArgument` without such a GPU.
@@ -246,14 +246,14 @@ impl Machine {
         Ok(())
     }
 
-    /// Memory of a whole GPU.
+    /// Returns the memory of a whole GPU.
     ///
     /// # Errors
     /// `GpuIsLost`, `InvalidArgument`.
     pub fn memory(&self, gpu: u32) -> Result<Memory, Return> {
         let at = self.gpu(gpu)?;
         let total = self.model(gpu)?.board_memory_mib;
-        // About what a driver holds back on a data-centre board.
+        // About the amount that a driver reserves on a data-centre board.
         let reserved = total / 128;
         let used: u64 = at.processes.iter().map(|p| p.memory_mib).sum();
         Ok(Memory { total_mib: total, reserved_mib: reserved, used_mib: used.min(total - reserved) })

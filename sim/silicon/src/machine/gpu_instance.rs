@@ -1,9 +1,8 @@
 //! GPU instances: capacity, default placement, creation and destruction.
 //!
-//! Capacity is memory slices, compute slices and engines. When no placement is given, the free
-//! id is taken that leaves most (profile, placement) pairs possible over all profiles of the
-//! part, ties to the lowest id. (Derived; reproduces every known transcript but one, see
-//! `tests/transcripts.rs`.)
+//! Capacity means memory slices, compute slices and engines. Without a given placement, the free id is used
+//! that leaves the most (profile, placement) pairs over all profiles of the part, and of equal ones the lowest
+//! id. (Derived; reproduces every known transcript except one, see `tests/transcripts.rs`.)
 
 use gpush_geometry::{ComputeProfile, Engines};
 use serde::{Deserialize, Serialize};
@@ -22,21 +21,21 @@ pub struct GpuInstance {
     pub profile_id: u32,
     /// Placement in memory slices.
     pub placement: Placement,
-    /// Generation, which no other instance of this host has or had.
+    /// Generation, unique among all instances of this host, past and present.
     pub generation: u64,
     /// Compute instances, by id.
     pub instances: Vec<ComputeInstance>,
 }
 
 impl GpuInstance {
-    /// The compute instance with this id.
+    /// Returns the compute instance with this id.
     #[must_use]
     pub fn compute(&self, id: u32) -> Option<&ComputeInstance> {
         self.instances.iter().find(|instance| instance.id == id)
     }
 }
 
-/// A MIG device: what a compute instance is to programs.
+/// A MIG device: a compute instance as programs see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigDevice {
     /// Dense index, by (GPU instance id, compute instance id). Shifts with every change.
@@ -52,13 +51,13 @@ pub struct MigDevice {
 }
 
 impl Gpu {
-    /// Whether an instance of the profile can be made at a placement now, by capacity alone.
+    /// Returns whether an instance of the profile can be created at a placement now, by capacity alone.
     #[must_use]
     pub fn fits(&self, part: &Part, profile: &Profile, placement: Placement) -> bool {
         self.room(part).takes(profile, placement)
     }
 
-    /// How many more instances of the profile can be made now.
+    /// Returns how many more instances of the profile can be created now.
     #[must_use]
     pub fn remaining(&self, part: &Part, profile: &Profile) -> u32 {
         // Placements of one profile are congruent, so first fit by start is a largest set.
@@ -88,7 +87,7 @@ impl Gpu {
         room
     }
 
-    /// Where the driver puts an instance of the profile when not told, and the id it gets.
+    /// Returns the driver's choice of a placement for an instance of the profile, with its id.
     #[must_use]
     pub fn default_placement(&self, part: &Part, profile: &Profile) -> Option<(Placement, u32)> {
         let room = self.room(part);
@@ -110,7 +109,7 @@ impl Gpu {
     }
 }
 
-/// What is taken of a GPU.
+/// The used resources of a GPU.
 #[derive(Debug, Clone)]
 struct Room<'p> {
     part: &'p Part,
@@ -145,7 +144,7 @@ impl Room<'_> {
 }
 
 impl Machine {
-    /// The GPU, if it is in MIG mode.
+    /// Returns the GPU if it is in MIG mode.
     ///
     /// # Errors
     /// `NotSupported` with MIG off, else as [`Machine::gpu`].
@@ -154,7 +153,7 @@ impl Machine {
         if at.mig { Ok(at) } else { Err(Return::NotSupported) }
     }
 
-    /// Creates a GPU instance, at a placement or where the driver likes.
+    /// Creates a GPU instance, at a placement or where the driver chooses.
     ///
     /// # Errors
     /// `NotSupported` with MIG off or for a profile of other parts only; `InvalidArgument` for an
@@ -206,7 +205,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The GPU instance with this id.
+    /// Returns the GPU instance with this id.
     ///
     /// # Errors
     /// `NotSupported` with MIG off, `NotFound`, `GpuIsLost`, `InvalidArgument`.
@@ -214,7 +213,7 @@ impl Machine {
         self.mig_gpu(gpu)?.instance(id).ok_or(Return::NotFound)
     }
 
-    /// Handle of the GPU instance with this id.
+    /// Returns the handle of the GPU instance with this id.
     ///
     /// # Errors
     /// As [`Machine::gpu_instance`].
@@ -222,11 +221,10 @@ impl Machine {
         self.gpu_instance(gpu, id).map(|found| GpuInstanceHandle { gpu, id, generation: found.generation })
     }
 
-    /// The GPU instance that a handle means.
+    /// Returns the GPU instance of a handle.
     ///
     /// # Errors
-    /// `InvalidArgument` when it is gone or another took its place; `NotSupported` with MIG off;
-    /// `GpuIsLost`.
+    /// `InvalidArgument` if it is gone or was replaced; `NotSupported` with MIG off; `GpuIsLost`.
     pub fn resolve_gpu_instance(&self, handle: GpuInstanceHandle) -> Result<&GpuInstance, Return> {
         self.mig_gpu(handle.gpu)?
             .instance(handle.id)
@@ -234,7 +232,7 @@ impl Machine {
             .ok_or(Return::InvalidArgument)
     }
 
-    /// How many more instances of a profile the GPU has room for.
+    /// Returns how many more instances of a profile fit on the GPU.
     ///
     /// # Errors
     /// `NotSupported` with MIG off or without such a profile here, `InvalidArgument`, `GpuIsLost`.
@@ -244,7 +242,7 @@ impl Machine {
         Ok(at.remaining(&part, part.profile(profile_id)?))
     }
 
-    /// Memory of a GPU instance, which its compute instances share.
+    /// Returns the memory of a GPU instance, which its compute instances share.
     ///
     /// # Errors
     /// As [`Machine::gpu_instance`].
@@ -258,7 +256,7 @@ impl Machine {
         Ok(Memory { total_mib: total, reserved_mib: reserved, used_mib: used.min(total - reserved) })
     }
 
-    /// MIG devices of a GPU, in the order of their dense index. Empty with MIG off.
+    /// Returns the MIG devices of a GPU, in the order of their dense index. Empty with MIG off.
     ///
     /// # Errors
     /// `GpuIsLost`, `InvalidArgument`.
@@ -278,7 +276,7 @@ impl Machine {
             .collect())
     }
 
-    /// Most MIG devices that the GPU can have: 0 with MIG off.
+    /// Returns the maximum number of MIG devices on the GPU: 0 with MIG off.
     ///
     /// # Errors
     /// `GpuIsLost`, `InvalidArgument`.
@@ -288,7 +286,7 @@ impl Machine {
         Ok(if at.mig { u32::from(part.model.compute_slices) } else { 0 })
     }
 
-    /// The compute profile of an instance.
+    /// Returns the compute profile of an instance.
     ///
     /// # Errors
     /// `NotSupported` when the part lacks it.

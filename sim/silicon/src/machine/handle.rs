@@ -1,14 +1,14 @@
-//! Handles: what a client holds of a GPU, a GPU instance or a compute instance.
+//! Handles: a client's references to a GPU, a GPU instance or a compute instance.
 //!
-//! Each carries a generation, so that a handle of something destroyed is told from a handle of
-//! what was created in its place. A handle packs into 64 bits: the ABI gives it out as a pointer.
+//! Each has a generation, which distinguishes a handle of a destroyed object from one of its replacement. A
+//! handle packs into 64 bits, which the ABI returns as a pointer.
 
-/// Handle of a physical GPU. Its generation is the boot, since a GPU lives as long as that.
+/// Handle of a physical GPU. Its generation is the boot, because a GPU exists that long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GpuHandle {
     /// Index of the GPU.
     pub gpu: u32,
-    /// Boot in which the handle was given out.
+    /// Boot in which the handle was returned.
     pub boot: u64,
 }
 
@@ -23,7 +23,7 @@ pub struct GpuInstanceHandle {
     pub generation: u64,
 }
 
-/// Handle of a compute instance; as a device handle, of the MIG device that it is.
+/// Handle of a compute instance; as a device handle, of its MIG device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ComputeInstanceHandle {
     /// Index of the GPU.
@@ -52,11 +52,11 @@ pub enum Handle {
 // Kind 4 bits, GPU 8, GPU instance 4, compute instance 4, generation 44.
 const GENERATION_BITS: u32 = 44;
 const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
-/// Tag in the kind's upper bits, so that a stray pointer is rarely taken for a handle.
+/// Tag in the kind's upper bits, so that a stray pointer rarely looks like a handle.
 const TAG: u64 = 0b1010;
 
 impl Handle {
-    /// As 64 bits, never 0.
+    /// Packs it into 64 bits, never 0.
     #[must_use]
     pub fn pack(self) -> u64 {
         let (kind, gpu, gi, ci, generation) = match self {
@@ -73,7 +73,7 @@ impl Handle {
             | generation & GENERATION_MASK
     }
 
-    /// From 64 bits; `None` when they are no handle.
+    /// Unpacks 64 bits; `None` if they are not a handle.
     #[must_use]
     pub fn unpack(bits: u64) -> Option<Self> {
         if bits >> 62 != TAG >> 2 {
@@ -91,7 +91,7 @@ impl Handle {
         })
     }
 
-    /// Index of the GPU that it belongs to.
+    /// Returns the index of its GPU.
     #[must_use]
     pub fn gpu(self) -> u32 {
         match self {
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_read_back_and_strangers_do_not() {
+    fn handles_unpack_and_other_bits_do_not() {
         let mut tried = 0;
         for gpu in [0, 7, 63] {
             for id in 0..15 {

@@ -1,4 +1,4 @@
-//! The pure state machine of one host's GPUs: one subject a file.
+//! The pure state machine of one host's GPUs: one subject per file.
 //!
 //! ```text
 //!            SetMigMode on             create GI             create CI
@@ -9,8 +9,8 @@
 //!         reboot: Hopper and later lose the mode, Ampere keeps it
 //! ```
 //!
-//! Calls return NVML's codes ([`Return`]) and change nothing when they fail. Who may call is the
-//! caller's business: [`crate::Host::privileged`].
+//! Calls return NVML's codes ([`Return`]) and change nothing when they fail. The caller checks permissions:
+//! [`crate::Host::privileged`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,14 +60,14 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Whether both spans share a slice.
+    /// Returns whether both spans share a slice.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
         self.start < other.start + other.size && other.start < self.start + self.size
     }
 }
 
-/// What never changes about a GPU of the host.
+/// The fixed properties of a GPU of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// `GPU-<uuid>`.
@@ -80,11 +80,11 @@ pub struct Identity {
     pub pci_bus: u32,
     /// PCI device.
     pub pci_device: u32,
-    /// PCI device id and vendor, as `nvmlPciInfo_t.pciDeviceId` has them.
+    /// PCI device id and vendor, as in `nvmlPciInfo_t.pciDeviceId`.
     pub pci_device_id: u32,
     /// `/dev/nvidia<minor>`.
     pub minor: u32,
-    /// Product name, as the driver tells it: `NVIDIA A100-SXM4-80GB`.
+    /// Product name as the driver reports it: `NVIDIA A100-SXM4-80GB`.
     pub name: String,
     /// Seed of its readings.
     pub seed: u64,
@@ -92,31 +92,31 @@ pub struct Identity {
     pub mig_at_start: bool,
     /// Whether a boot script of the host switches MIG mode on (Hopper and later lose it).
     pub mig_at_boot: bool,
-    /// Whether the driver itself resets an idle Ampere GPU on a mode change, as it does on bare
-    /// metal where nothing holds the GPU. If not, the change stays pending.
+    /// Whether the driver itself resets an idle Ampere GPU on a mode change, as on bare metal when no process
+    /// holds the GPU. If not, the change stays pending.
     pub resets_itself: bool,
 }
 
 impl Identity {
-    /// PCI address as the kernel writes it: `0000:07:00.0`.
+    /// Returns the PCI address as the kernel writes it: `0000:07:00.0`.
     #[must_use]
     pub fn pci_address(&self) -> String {
         format!("{:04x}:{:02x}:{:02x}.0", self.pci_domain, self.pci_bus, self.pci_device)
     }
 }
 
-/// A GPU of the host: who it is and what it offers.
+/// A GPU of the host: its identity and its part.
 #[derive(Debug, Clone)]
 pub struct Slot {
     /// Identity.
     pub identity: Identity,
-    /// What it offers.
+    /// Its part.
     pub part: Arc<Part>,
-    /// How it hangs together with others.
+    /// Its NVLink connections.
     pub nvlink: Links,
 }
 
-/// What never changes about the host.
+/// The fixed properties of the host.
 #[derive(Debug, Clone)]
 pub struct Hardware {
     /// Driver version.
@@ -127,27 +127,27 @@ pub struct Hardware {
     pub owner_is_root: bool,
     /// Whether calls take as long as on hardware.
     pub latencies: bool,
-    /// Whether a fabric manager looks after the host's NVSwitches.
+    /// Whether a fabric manager manages the host's NVSwitches.
     pub fabric_manager: bool,
     /// GPUs.
     pub slots: Vec<Slot>,
 }
 
-/// How often a fault rule was met.
+/// Counters of a fault rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
     /// Calls that it matched.
     pub seen: u64,
-    /// Calls in which it acted.
+    /// Calls in which it fired.
     pub fired: u64,
 }
 
-/// All that changes. Serialized into the host's shared file.
+/// The variable state, serialized into the host's shared file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     /// Number of the boot, from 1.
     pub boot: u64,
-    /// Boot id, as `/proc/sys/kernel/random/boot_id` would say.
+    /// Boot id, as in `/proc/sys/kernel/random/boot_id`.
     pub boot_id: String,
     /// Generation that the next instance gets.
     pub next_generation: u64,
@@ -169,23 +169,23 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A host as described, just booted for the first time.
+    /// Creates a host as described, at its first boot.
     ///
     /// # Errors
-    /// When the description names what does not exist or cannot go together.
+    /// If the description names unknown objects or impossible combinations.
     pub fn new(description: &Description) -> Result<Self, DescriptionError> {
         Ok(Self::first_boot(Arc::new(description.hardware()?)))
     }
 
-    /// One GPU of a model on the newest driver that any part needs, with MIG mode on where the
-    /// part has it: for tests of planners. `None` for an unknown key.
+    /// Creates one GPU of a model on the newest driver that any part needs, with MIG mode on if the part has
+    /// it: for tests of planners. `None` for an unknown key.
     #[must_use]
     pub fn of_model(key: &str) -> Option<Self> {
         let description = Description::of_model(key, DriverVersion::NEWEST);
         Self::new(&description).ok()
     }
 
-    /// The same hardware at its first boot.
+    /// Creates the hardware at its first boot.
     #[must_use]
     pub fn first_boot(hardware: Arc<Hardware>) -> Self {
         let gpus = hardware.slots.iter().zip(0..).map(|(slot, index)| Gpu::new(index, slot.identity.mig_at_start));
@@ -201,37 +201,37 @@ impl Machine {
         Self { hardware, state }
     }
 
-    /// Puts hardware and a state of it together. `None` when they do not belong together.
+    /// Combines hardware and a state. `None` if they do not match.
     #[must_use]
     pub fn resume(hardware: Arc<Hardware>, state: State) -> Option<Self> {
         (hardware.slots.len() == state.gpus.len()).then_some(Self { hardware, state })
     }
 
-    /// What never changes.
+    /// Returns the fixed properties.
     #[must_use]
     pub fn hardware(&self) -> &Arc<Hardware> {
         &self.hardware
     }
 
-    /// What changes.
+    /// Returns the variable state.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// All GPUs, lost ones too.
+    /// Returns all GPUs, including lost ones.
     #[must_use]
     pub fn gpus(&self) -> &[Gpu] {
         &self.state.gpus
     }
 
-    /// Driver events.
+    /// Returns the driver events.
     #[must_use]
     pub fn events(&self) -> &Events {
         &self.state.events
     }
 
-    /// Who a GPU is. Known of lost ones too.
+    /// Returns the identity of a GPU, also of a lost one.
     ///
     /// # Errors
     /// `InvalidArgument` without such a GPU.
@@ -239,7 +239,7 @@ impl Machine {
         self.hardware.slots.get(gpu as usize).map(|slot| &slot.identity).ok_or(Return::InvalidArgument)
     }
 
-    /// What a GPU offers.
+    /// Returns the part of a GPU.
     ///
     /// # Errors
     /// `InvalidArgument` without such a GPU.
@@ -247,7 +247,7 @@ impl Machine {
         self.hardware.slots.get(gpu as usize).map(|slot| Arc::clone(&slot.part)).ok_or(Return::InvalidArgument)
     }
 
-    /// Figures of a GPU's model.
+    /// Returns the figures of a GPU's model.
     ///
     /// # Errors
     /// `InvalidArgument` without such a GPU.
@@ -255,7 +255,7 @@ impl Machine {
         self.hardware.slots.get(gpu as usize).map(|slot| &slot.part.model).ok_or(Return::InvalidArgument)
     }
 
-    /// A GPU.
+    /// Returns a GPU.
     ///
     /// # Errors
     /// `InvalidArgument` without such a GPU, `GpuIsLost` when it fell off the bus.
@@ -275,7 +275,7 @@ impl Machine {
         }
     }
 
-    /// Handle of a GPU for this boot.
+    /// Returns the handle of a GPU for this boot.
     ///
     /// # Errors
     /// As [`Machine::gpu`].
@@ -283,7 +283,7 @@ impl Machine {
         self.gpu(gpu).map(|at| GpuHandle { gpu: at.index, boot: self.state.boot })
     }
 
-    /// The GPU that a handle means.
+    /// Returns the GPU of a handle.
     ///
     /// # Errors
     /// `InvalidArgument` for a handle of an earlier boot, else as [`Machine::gpu`].
@@ -294,7 +294,7 @@ impl Machine {
         self.gpu(handle.gpu)
     }
 
-    /// Index of the GPU with this `GPU-<uuid>`.
+    /// Returns the index of the GPU with this `GPU-<uuid>`.
     ///
     /// # Errors
     /// `NotFound`.

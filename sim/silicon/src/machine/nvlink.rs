@@ -1,8 +1,8 @@
-//! NVLink: how the GPUs of a host are joined, and which are therefore reset together.
+//! NVLink: how the GPUs of a host are connected, and which of them are therefore reset together.
 //!
-//! What a reset takes along follows the nvidia-smi manual (`--gpu-reset`): from Ampere on each GPU is
-//! reset by itself, unless it hangs on an NVSwitch and no fabric manager runs; before Ampere all that
-//! are joined go together.
+//! The GPUs of a reset follow the nvidia-smi manual (`--gpu-reset`). From Ampere on each GPU is reset alone,
+//! unless it is connected to an NVSwitch and no fabric manager runs; before Ampere, all connected GPUs are
+//! reset together.
 
 use gpush_geometry::{Architecture, Model};
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{Board, Machine};
 use crate::returns::Return;
 
-/// How GPUs are joined.
+/// How GPUs are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wiring {
@@ -25,7 +25,7 @@ pub enum Wiring {
 }
 
 impl Wiring {
-    /// What boards of a model usually have: modules of an HGX baseboard hang on its switches.
+    /// Returns the usual wiring of a model's boards: modules of an HGX baseboard are connected to its switches.
     #[must_use]
     pub fn usual(model: &Model, product: &str) -> Self {
         const MODULES: &[&str] = &[
@@ -44,18 +44,18 @@ impl Wiring {
     }
 }
 
-/// Where a GPU hangs: how, and with which others.
+/// The connections of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Links {
-    /// How.
+    /// The wiring.
     pub wiring: Wiring,
-    /// Index of the first GPU that is wired together with it.
+    /// Index of the first GPU that is connected with it.
     pub first: u32,
-    /// How many those are, itself included.
+    /// Number of these GPUs, including itself.
     pub count: u32,
 }
 
-/// What is at the other end of a port.
+/// The peer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// A switch, by number.
@@ -68,7 +68,7 @@ pub enum End {
 const SWITCHES: u32 = 6;
 
 impl Machine {
-    /// What a port of a GPU leads to; `None`: nothing.
+    /// Returns the peer of a GPU's port; `None` without one.
     ///
     /// # Errors
     /// `NotSupported` without such a port, `InvalidArgument` without such a GPU, `GpuIsLost`.
@@ -87,7 +87,7 @@ impl Machine {
         })
     }
 
-    /// GPUs that can only be reset together with one, itself not among them.
+    /// Returns the GPUs that can only be reset together with one, without itself.
     ///
     /// # Errors
     /// `InvalidArgument` without such a GPU.
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wiring_leads_where_it_says_and_back() {
+    fn each_wiring_is_symmetric() {
         let bridged = machine("a30-24", 3, Some(Wiring::Pairs), true);
         assert_eq!((ends(&bridged, 0), ends(&bridged, 1)), (vec![End::Gpu(1)], vec![End::Gpu(0)]));
         assert_eq!(ends(&bridged, 2), [], "the odd one out");
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_fabric_manager_all_on_a_switch_are_reset_together() {
+    fn switched_gpus_reset_together_without_fabric_manager() {
         assert_eq!(machine("a100-80", 3, None, true).reset_with(1).unwrap(), [0; 0]);
         assert_eq!(machine("a100-80", 3, None, false).reset_with(1).unwrap(), [0, 2]);
         assert_eq!(machine("a100-80", 4, Some(Wiring::Mesh), false).reset_with(1).unwrap(), [0; 0]);

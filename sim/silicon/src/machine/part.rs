@@ -1,6 +1,6 @@
-//! What one kind of GPU offers under one driver: its profiles, capacities and GPU instance ids.
+//! One kind of GPU under one driver: its profiles, capacities and GPU instance ids.
 //!
-//! Static data. GPUs of a host that are alike share one [`Part`].
+//! Static data. Equal GPUs of a host share one [`Part`].
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,18 @@ use super::Placement;
 use crate::description::DriverVersion;
 use crate::returns::Return;
 
-/// Which physical slot a seven-slice die lacks. It decides the GPU instance ids.
+/// The physical slot that a seven-slice die lacks. It determines the GPU instance ids.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Chip {
-    /// Slot 7: ids rise with the placement. The usual board.
+    /// Slot 7: ids increase with the placement. The usual board.
     #[default]
     Slot7Missing,
     /// Slot 3: the halves are swapped.
     Slot3Missing,
 }
 
-/// Profile ids that some part has: they name a fraction of a part.
+/// Profile ids on any part: they denote a fraction of a part.
 const KNOWN_PROFILE_IDS: &[u32] = &[0, 5, 6, 9, 14, 15, 19, 20, 21, 32, 35, 47, 64, 65, 66, 67];
 
 /// A GPU instance profile with its placements.
@@ -35,18 +35,18 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Possible placements in memory slices, each with the id that an instance there gets.
+    /// Returns the possible placements in memory slices, each with the id of an instance there.
     pub fn placements(&self) -> impl Iterator<Item = (Placement, u32)> + '_ {
         self.data.placements.iter().zip(&self.ids).map(|(&(start, size), &id)| (Placement { start, size }, id))
     }
 
-    /// The compute instance profile with this id.
+    /// Returns the compute instance profile with this id.
     #[must_use]
     pub fn compute(&self, id: u32) -> Option<&ComputeProfile> {
         self.data.compute.iter().find(|profile| profile.id == id)
     }
 
-    /// The compute instance profile with this NVML enum index.
+    /// Returns the compute instance profile with this NVML enum index.
     #[must_use]
     pub fn compute_by_index(&self, index: u32) -> Option<&ComputeProfile> {
         self.data.compute.iter().find(|profile| profile.index == index)
@@ -56,7 +56,7 @@ impl Profile {
 /// One kind of GPU under one driver.
 #[derive(Debug, Clone)]
 pub struct Part {
-    /// Figures of the model. `gi_profiles` there holds all, [`Part::profiles`] what this driver has.
+    /// Figures of the model. Its `gi_profiles` has all profiles, [`Part::profiles`] those of this driver.
     pub model: Model,
     /// Chip variant.
     pub chip: Chip,
@@ -70,7 +70,7 @@ pub struct Part {
     pub compute_profile_indexes: u32,
 }
 
-/// Group of profiles in the id map that a profile with this NVML enum index belongs to.
+/// Returns the group in the id map for a profile with this NVML enum index.
 fn id_group(index: u32) -> Option<&'static str> {
     match index {
         0 | 7 | 10 | 13 | 15 => Some("1g"),
@@ -83,7 +83,7 @@ fn id_group(index: u32) -> Option<&'static str> {
     }
 }
 
-/// First driver branch whose header has the profile index (NVIDIA's headers and release notes).
+/// Returns the first driver branch whose header has the profile index (NVIDIA's headers and release notes).
 fn since(index: u32) -> u32 {
     match index {
         0..=6 => 450,
@@ -97,8 +97,8 @@ fn since(index: u32) -> u32 {
 type IdMap = BTreeMap<String, BTreeMap<String, u8>>;
 
 impl Part {
-    /// The part as this driver presents it. `None` when the geometry data lacks an id for a
-    /// placement: a mistake in the data, not in the input.
+    /// Creates the part as this driver presents it. `None` if the geometry data lacks an id for a placement,
+    /// which is an error in the data, not in the input.
     #[must_use]
     pub fn new(model: Model, chip: Chip, driver: &DriverVersion) -> Option<Self> {
         let map: serde_json::Map<String, serde_json::Value> = serde_json::from_str(GI_IDS).ok()?;
@@ -135,14 +135,14 @@ impl Part {
         })
     }
 
-    /// Whether the part can be partitioned.
+    /// Returns whether the part supports MIG.
     #[must_use]
     pub fn has_mig(&self) -> bool {
         self.model.has_mig()
     }
 
-    /// Whether a MIG mode change waits for a reset and survives a reboot (Ampere), or takes
-    /// effect at once and is lost at reboot (Hopper and later).
+    /// Returns whether a MIG mode change waits for a reset and survives a reboot (Ampere), or is immediate and
+    /// lost at reboot (Hopper and later).
     #[must_use]
     pub fn mode_needs_reset(&self) -> bool {
         match self.model.architecture {
@@ -155,7 +155,7 @@ impl Part {
         }
     }
 
-    /// Whether bad rows of memory are replaced by spare ones: from Ampere on.
+    /// Returns whether bad rows of memory are replaced by spare ones: from Ampere on.
     #[must_use]
     pub fn remaps_rows(&self) -> bool {
         match self.model.architecture {
@@ -164,7 +164,7 @@ impl Part {
         }
     }
 
-    /// Whether `nvidia-smi compute-policy` can set how long a program's turn is: from Turing on.
+    /// Returns whether `nvidia-smi compute-policy` can set time-slice levels: from Turing on.
     #[must_use]
     pub fn has_timeslice(&self) -> bool {
         match self.model.architecture {
@@ -177,7 +177,7 @@ impl Part {
         }
     }
 
-    /// The GPU instance profile with this id.
+    /// Returns the GPU instance profile with this id.
     ///
     /// # Errors
     /// `NotSupported` for an id that only other parts have, `InvalidArgument` for any other.
@@ -189,7 +189,7 @@ impl Part {
         })
     }
 
-    /// The GPU instance profile with this NVML enum index.
+    /// Returns the GPU instance profile with this NVML enum index.
     ///
     /// # Errors
     /// `InvalidArgument` past the last index of this driver, `NotSupported` when absent on this part.
@@ -200,7 +200,7 @@ impl Part {
         self.profiles.iter().find(|profile| profile.data.index == index).ok_or(Return::NotSupported)
     }
 
-    /// The compute instance profile with this NVML enum index in a GPU instance profile.
+    /// Returns the compute instance profile with this NVML enum index in a GPU instance profile.
     ///
     /// # Errors
     /// `InvalidArgument` past the last index of this driver, `NotSupported` when absent there.

@@ -1,14 +1,14 @@
 //! Processes of the simulated GPUs, and clients of the simulated driver.
 //!
-//! They are real processes: monitors look into `/proc`. One is told from a later one with the
-//! same pid by its start time, and reaped when it is gone.
+//! They are real processes, because monitors read `/proc`. A process is identified by pid and start time, and
+//! removed when it is gone.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Gpu, Machine};
 use crate::returns::Return;
 
-/// What a process does with the GPU.
+/// How a process uses the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessKind {
@@ -18,8 +18,8 @@ pub enum ProcessKind {
     Graphics,
     /// A client of an MPS server. The server itself is a compute process.
     Mps,
-    /// Only an open handle, such as a monitor leaks it: the driver lists it nowhere, and yet
-    /// what it holds is in use.
+    /// Only an open handle, such as one that a monitor leaks. The driver does not list it, but its object is in
+    /// use.
     Handle,
 }
 
@@ -28,7 +28,7 @@ impl ProcessKind {
     pub const ALL: [ProcessKind; 4] =
         [ProcessKind::Compute, ProcessKind::Graphics, ProcessKind::Mps, ProcessKind::Handle];
 
-    /// Name as in descriptions and on the command line.
+    /// Returns the name in descriptions and on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl ProcessKind {
     }
 }
 
-/// A real process, told from others that had or will have its pid.
+/// A real process, distinguished from others with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Pid {
     /// Process id.
@@ -52,30 +52,29 @@ pub struct Pid {
 /// A process on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Which process.
+    /// The process.
     #[serde(flatten)]
     pub pid: Pid,
-    /// What it does.
+    /// Its use of the GPU.
     pub kind: ProcessKind,
     /// Memory in use, MiB.
     pub memory_mib: u64,
-    /// GPU instance that it is charged to; `None`: the GPU as a whole.
+    /// Its GPU instance; `None`: the whole GPU.
     pub gpu_instance: Option<u32>,
-    /// Compute instance in it.
+    /// Its compute instance.
     pub compute_instance: Option<u32>,
 }
 
 /// A process that has the driver open (between `nvmlInit` and `nvmlShutdown`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Client {
-    /// Which process.
+    /// The process.
     #[serde(flatten)]
     pub pid: Pid,
 }
 
 impl Gpu {
-    /// Processes charged to exactly this GPU instance (and compute instance, when given), of any
-    /// kind.
+    /// Returns the processes of exactly this GPU instance (and compute instance, if given), of any kind.
     pub fn processes_in(&self, gpu_instance: u32, compute_instance: Option<u32>) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(move |p| {
             p.gpu_instance == Some(gpu_instance)
@@ -83,8 +82,8 @@ impl Gpu {
         })
     }
 
-    /// Processes that the driver lists for a kind. `Handle` is listed nowhere. An MPS client is
-    /// listed twice, as nvidia-smi's type `M+C` has it; its server is a plain compute process, `C`.
+    /// Returns the processes that the driver lists for a kind. `Handle` is never listed. An MPS client is
+    /// listed twice, as nvidia-smi's type `M+C`; its server is an ordinary compute process, `C`.
     pub fn listed(&self, kind: ProcessKind) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(move |p| match (kind, p.kind) {
             (ProcessKind::Compute, ProcessKind::Compute | ProcessKind::Mps)
@@ -99,13 +98,12 @@ impl Gpu {
 }
 
 impl Machine {
-    /// Puts a process on a GPU, or in an instance of it. The same pid twice at the same place
-    /// and of the same kind replaces the first.
+    /// Puts a process on a GPU, or in an instance of it. An entry with the same pid, place and kind is
+    /// replaced.
     ///
     /// # Errors
-    /// `NotFound` when an instance does not exist, `InvalidArgument` when a GPU in MIG mode is
-    /// given a compute process without an instance, or `InsufficientResources` when the memory
-    /// is not there.
+    /// `NotFound` if an instance does not exist, `InvalidArgument` for a compute process without an instance on
+    /// a GPU in MIG mode, or `InsufficientResources` if the memory does not suffice.
     pub fn attach(&mut self, gpu: u32, process: Process) -> Result<(), Return> {
         let part = self.part(gpu)?;
         let at = self.gpu(gpu)?;
@@ -144,7 +142,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes a process off a GPU (off all, with `None`). Says how many places it held.
+    /// Removes a process from a GPU (from all, with `None`). Returns the number of its places.
     pub fn detach(&mut self, pid: u32, gpu: Option<u32>) -> usize {
         let mut gone = 0;
         for at in self.state.gpus.iter_mut().filter(|at| gpu.is_none_or(|index| index == at.index)) {
@@ -163,19 +161,19 @@ impl Machine {
         }
     }
 
-    /// Takes a client of the driver off the list.
+    /// Removes a client of the driver.
     pub fn close(&mut self, pid: Pid) {
         self.state.clients.retain(|client| client.pid != pid);
         self.put_down_idle();
     }
 
-    /// Clients of the driver, other than `but`.
+    /// Returns the clients of the driver, except `but`.
     pub fn clients(&self, but: Option<u32>) -> impl Iterator<Item = &Client> {
         self.state.clients.iter().filter(move |client| Some(client.pid.pid) != but)
     }
 
-    /// Drops processes and clients that are gone, and what the driver forgets when the last one
-    /// leaves. Says whether there were any.
+    /// Removes processes and clients that are gone, and the settings that the driver forgets after the last
+    /// one. Returns whether there were any.
     pub fn reap(&mut self, alive: impl Fn(Pid) -> bool) -> bool {
         let mut reaped = false;
         let mut keep = |pid: Pid| {

@@ -1,14 +1,14 @@
 //! Readings of a GPU: utilization, power, temperature, clocks.
 //!
-//! A reading is a function of the GPU's seed, its load and the time alone, so that two clients
-//! that ask at the same moment read the same, and a test can ask for any moment.
+//! A reading depends only on the GPU's seed, its load and the time, so that two simultaneous clients read the
+//! same, and a test can choose any moment.
 
 use gpush_geometry::{Architecture, Model};
 
 use super::{Machine, ProcessKind};
 use crate::returns::Return;
 
-/// What sensors and counters of a GPU say at one moment.
+/// Sensors and counters of a GPU at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
     /// Share of time in which a kernel ran, percent.
@@ -27,7 +27,7 @@ pub struct Reading {
     pub pcie_tx_kib_s: u32,
     /// PCIe traffic from the host, KiB/s.
     pub pcie_rx_kib_s: u32,
-    /// Performance state: 0 at work, 8 at rest.
+    /// Performance state: 0 when busy, 8 when idle.
     pub performance_state: u32,
 }
 
@@ -51,7 +51,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// Limits of the board that carries a model.
+    /// Returns the limits of the board with a model.
     #[must_use]
     pub fn of(model: &Model) -> Self {
         let (watts, sm, memory, width, nvlinks) = match model.key.as_str() {
@@ -101,7 +101,7 @@ impl Board {
 }
 
 impl Board {
-    /// Core clocks that applications may choose, in MHz, highest first.
+    /// Returns the core clocks for applications, in MHz, highest first.
     #[must_use]
     pub fn core_clocks_mhz(&self) -> Vec<u32> {
         const LOWEST: u32 = 210;
@@ -114,7 +114,7 @@ impl Board {
     }
 }
 
-/// A smooth curve between 0 and 1 with a period of some tens of seconds.
+/// Returns a smooth curve between 0 and 1 with a period of some tens of seconds.
 fn wave(seed: u64, at_ms: u64, of: u64) -> f64 {
     let mixed = (seed ^ of.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let phase = (mixed >> 40) as f64 / f64::from(1 << 24) * std::f64::consts::TAU;
@@ -124,13 +124,13 @@ fn wave(seed: u64, at_ms: u64, of: u64) -> f64 {
 }
 
 impl Machine {
-    /// Energy that a GPU has used since its driver was loaded, in mJ. It rises with the time alone, as of a GPU at
-    /// rest: a counter that followed the load would need a state that reading changes.
+    /// Returns the energy that a GPU has used since its driver was loaded, in mJ. It increases only with time,
+    /// as for an idle GPU: a counter that followed the load would need a state that readings change.
     ///
     /// # Errors
     /// `NotSupported` before Volta, `GpuIsLost`, `InvalidArgument`.
     pub fn energy_mj(&self, gpu: u32, at_ms: u64) -> Result<u64, Return> {
-        /// Some moment before any simulated host was made: 2025-01-01.
+        /// A moment before any simulated host was created: 2025-01-01.
         const LOADED_MS: u64 = 1_735_689_600_000;
         self.gpu(gpu)?;
         let model = self.model(gpu)?;
@@ -141,8 +141,8 @@ impl Machine {
         Ok(at_ms.saturating_sub(LOADED_MS).saturating_mul(at_rest_mw) / 1000)
     }
 
-    /// What the sensors of a GPU say at a moment (milliseconds since the epoch). Load is how
-    /// many processes compute, weighted by the part of the GPU they may use.
+    /// Returns the sensor values of a GPU at a moment (milliseconds since the epoch). The load is the number of
+    /// compute processes, weighted by their part of the GPU.
     ///
     /// # Errors
     /// `GpuIsLost`, `InvalidArgument`.

@@ -1,19 +1,18 @@
-//! How programs share a whole GPU: compute mode, and how long each one's turn is.
+//! Settings for sharing a whole GPU: compute mode and time-slice level.
 //!
 //! ```text
 //!              set                                             reset, reboot, MIG mode on,
 //!  DEFAULT ──────────▶ as set, for contexts that are made later ──────────────────────────▶ DEFAULT
-//!                                                              nobody left, persistence off
+//!                                                              no client, persistence off
 //! ```
 //!
-//! How long a setting lasts: NVIDIA's "Driver Persistence, Data Persistence" counts compute mode
-//! among what lasts while a GPU is initialised, so that it goes with the last client; nvidia-smi's
-//! manual says that it does not survive a reboot. The open kernel modules are milder: they note
-//! compute mode in the driver's registry "so that it persists even after the last client
-//! disconnects" (`subdeviceCtrlCmdGpuSetComputeModeRules`), and the level in a database by UUID
-//! (`gpudbSetGpuComputePolicyConfig`), both for as long as the module is loaded. Not seen on
-//! hardware: here settings last as short as any of these says, since who copes with that copes
-//! with the rest.
+//! Sources differ about the lifetime of the settings. NVIDIA's "Driver Persistence, Data Persistence" says that
+//! compute mode lasts while a GPU is initialised, so it ends with the last client; nvidia-smi's manual says
+//! that it does not survive a reboot. The open kernel modules store compute mode in the driver's registry "so
+//! that it persists even after the last client disconnects" (`subdeviceCtrlCmdGpuSetComputeModeRules`), and the
+//! level in a database by UUID (`gpudbSetGpuComputePolicyConfig`), both until the module is unloaded. This was
+//! not verified on hardware. The simulator uses the shortest of these lifetimes: a program that handles it also
+//! handles the others.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +22,7 @@ use crate::returns::Return;
 /// Compute modes by NVML's numbers (`nvmlComputeMode_t`).
 pub const COMPUTE_MODES: [&str; 4] = ["DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS"];
 
-/// How long a program's turn is, as `nvidia-smi compute-policy --set-timeslice` has it.
+/// The time-slice level of `nvidia-smi compute-policy --set-timeslice`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Timeslice {
@@ -32,7 +31,7 @@ pub enum Timeslice {
     Default,
     /// Short.
     Short,
-    /// In between.
+    /// Medium.
     Medium,
     /// Long.
     Long,
@@ -42,7 +41,7 @@ impl Timeslice {
     /// All levels, by nvidia-smi's numbers.
     pub const ALL: [Self; 4] = [Self::Default, Self::Short, Self::Medium, Self::Long];
 
-    /// Name, as nvidia-smi prints it.
+    /// Returns the name as nvidia-smi prints it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -55,7 +54,7 @@ impl Timeslice {
 }
 
 impl Gpu {
-    /// Settings as the driver has them after it initialised the GPU.
+    /// Resets the settings to those after initialisation of the GPU.
     pub(super) fn forget_settings(&mut self) {
         self.compute_mode = 0;
         self.timeslice = Timeslice::Default;
@@ -63,14 +62,14 @@ impl Gpu {
 }
 
 impl Machine {
-    /// Sets the compute mode by NVML's number. Contexts that are there stay: the mode is looked at
-    /// when one is made, so that a GPU in use is no obstacle.
+    /// Sets the compute mode by NVML's number. Existing contexts stay: the mode is checked when one is created,
+    /// so a GPU in use accepts the change.
     ///
     /// # Errors
-    /// `NotSupported` with MIG on, whatever the mode (`subdeviceCtrlCmdGpuSetComputeModeRules` of the
-    /// open kernel modules; nvidia-smi: "Setting compute mode to EXCLUSIVE_PROCESS is not supported
-    /// on a MIG-enabled device.", NVIDIA/DCGM issue 82). `InvalidArgument` for an unknown mode and for
-    /// EXCLUSIVE_THREAD, which nvidia-smi took off its list long ago. `GpuIsLost`.
+    /// `NotSupported` with MIG on, whatever the mode (`subdeviceCtrlCmdGpuSetComputeModeRules` of the open
+    /// kernel modules; nvidia-smi: "Setting compute mode to EXCLUSIVE_PROCESS is not supported on a MIG-enabled
+    /// device.", NVIDIA/DCGM issue 82). `InvalidArgument` for an unknown mode and for EXCLUSIVE_THREAD, which
+    /// nvidia-smi no longer supports. `GpuIsLost`.
     pub fn set_compute_mode(&mut self, gpu: u32, mode: u32) -> Result<(), Return> {
         let at = self.gpu_mut(gpu)?;
         match (at.mig, mode) {
@@ -83,7 +82,7 @@ impl Machine {
         }
     }
 
-    /// The time-slice level.
+    /// Returns the time-slice level.
     ///
     /// # Errors
     /// `NotSupported` before Turing (`bComputePolicyTimesliceSupported` of the open kernel modules)
@@ -103,7 +102,7 @@ impl Machine {
         Ok(())
     }
 
-    /// GPUs that nobody uses and that are not kept initialised lose their settings.
+    /// Resets the settings of unused GPUs that are not kept initialised.
     pub(super) fn put_down_idle(&mut self) {
         if self.state.clients.is_empty() {
             let idle = |at: &&mut Gpu| !at.persistence && at.processes.is_empty();

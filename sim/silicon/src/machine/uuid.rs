@@ -1,27 +1,26 @@
 //! UUIDs of GPUs and MIG devices.
 //!
-//! They are deterministic: a host described alike has the same GPUs, and the same slot
-//! re-created is the same MIG device (as on real drivers since R470). A UUID is therefore no
-//! generation token.
+//! They are deterministic: equal descriptions give equal GPUs, and an instance created again in the same slot
+//! is the same MIG device (as in real drivers since R470). So a UUID does not distinguish generations.
 
 use uuid::Uuid;
 
 /// Namespace of all simulated UUIDs.
 const NAMESPACE: Uuid = Uuid::from_u128(0x6770_7573_682d_4d49_b16e_5369_6c69_636f);
 
-/// `GPU-<uuid>` of the GPU at a position of a host with a seed.
+/// Returns the `GPU-<uuid>` of the GPU at a position of a host with a seed.
 #[must_use]
 pub fn of_gpu(seed: u64, index: u32, model: &str) -> String {
     format!("GPU-{}", Uuid::new_v5(&NAMESPACE, format!("{seed}/{index}/{model}").as_bytes()))
 }
 
-/// `MIG-<uuid>` of a compute instance of the GPU with this UUID.
+/// Returns the `MIG-<uuid>` of a compute instance of the GPU with this UUID.
 #[must_use]
 pub fn of_mig_device(gpu: &str, gpu_instance: u32, compute_instance: u32) -> String {
     format!("MIG-{}", Uuid::new_v5(&NAMESPACE, format!("{gpu}/{gpu_instance}/{compute_instance}").as_bytes()))
 }
 
-/// A boot id in the form of `/proc/sys/kernel/random/boot_id`. `entropy` tells boots apart.
+/// Returns a boot id in the form of `/proc/sys/kernel/random/boot_id`. `entropy` distinguishes boots.
 #[must_use]
 pub fn of_boot(entropy: &str) -> String {
     Uuid::new_v5(&NAMESPACE, entropy.as_bytes()).to_string()

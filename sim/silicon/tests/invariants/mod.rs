@@ -1,9 +1,9 @@
-//! What must hold of every state of every machine, checked from the geometry data alone: it
-//! shares no code with the rules it checks.
+//! Invariants of every state of every machine, checked from the geometry data alone: this shares no code with
+//! the rules that it checks.
 
 use silicon::Machine;
 
-/// Panics with the reason if a state cannot be. Returns the number of instances looked at.
+/// Panics with the reason if a state is impossible. Returns the number of checked instances.
 pub(crate) fn check(machine: &Machine) -> usize {
     let mut looked = 0;
     let mut generations = std::collections::BTreeSet::new();

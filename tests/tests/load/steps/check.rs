@@ -1,8 +1,8 @@
-//! The invariants, checked from outside of gpushd where that is possible.
+//! The invariants, checked from outside gpushd where possible.
 
 use std::{collections::BTreeSet, path::Path, process::Stdio};
 
-use gpush_api::{GpuState, MpsState, OperationSummary};
+use gpush_api::{GpuState, LeaseState, MpsState, OperationSummary};
 use gpush_tests::{
     agent::truth,
     mps::{Role, base, becomes, is_open, parts},
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::world::{MIG, MPS, World};
 
-/// Checks all invariants; `thorough` also those that are slow.
+/// Checks all invariants; with `thorough` also the slow ones.
 pub(super) fn all(world: &mut World, thorough: bool) {
     instances_in_use_are_there(world);
     layouts_are_those_of_the_model(world);
@@ -32,7 +32,7 @@ fn check(world: &mut World, holds: bool, what: impl FnOnce() -> String) {
     }
 }
 
-/// The simulated hardware and the trace of driver calls: no instance in use was destroyed.
+/// Checks the simulated hardware and the trace of driver calls: no instance in use was destroyed.
 fn instances_in_use_are_there(world: &mut World) {
     let (show, trace) = (world.host.show(), world.host.trace());
     for gpu in MIG {
@@ -52,7 +52,7 @@ fn instances_in_use_are_there(world: &mut World) {
     }
 }
 
-/// What each GPU holds is what the last operation's record says, and what gpushd shows.
+/// Checks that each GPU's instances match the last operation's record and the API.
 fn layouts_are_those_of_the_model(world: &mut World) {
     for gpu in MIG {
         let now = truth(&world.host, gpu);
@@ -70,7 +70,7 @@ fn layouts_are_those_of_the_model(world: &mut World) {
     }
 }
 
-/// Steps that are not operations change no MIG GPU.
+/// Checks that steps other than operations change no MIG GPU.
 fn driver_calls_are_of_operations(world: &mut World) {
     if world.operates {
         return;
@@ -79,35 +79,36 @@ fn driver_calls_are_of_operations(world: &mut World) {
     check(world, calls.is_empty(), || format!("the driver was asked to change a MIG GPU: {calls:?}"));
 }
 
-/// State, pid and shares are those of the model; the pipe directory is open to users of shares only.
+/// State, pid and leases are those of the model; the pipe directory is open to holders of leases only.
 fn targets_are_those_of_the_model(world: &mut World) {
     for name in MPS {
         let target = &world.targets[name];
         let state = if target.stopped { MpsState::Stopped } else { MpsState::Ready };
-        let ids: BTreeSet<String> = target.shares.iter().map(|share| share.id.clone()).collect();
+        let ids: BTreeSet<String> = target.leases.iter().map(|lease| lease.id.clone()).collect();
         let clients = target.clients.len();
         let pid = (!target.stopped).then_some(target.pid.cast_unsigned());
-        // A share ends a moment after its process, and a daemon is asked at most once a second.
+        // A lease ends a moment after its process, and a daemon is asked at most once a second.
         let now = becomes(
             world.agent(),
             name,
             &format!("as the model: {state:?} {pid:?} {ids:?}, {clients} clients"),
             |now| {
-                let shares: BTreeSet<String> = now.shares.iter().map(|share| share.id.clone()).collect();
-                now.state == state && shares == ids && now.pid == pid && now.clients.len() == clients
+                let active = now.leases.iter().filter(|lease| lease.state == LeaseState::Active);
+                let leases: BTreeSet<String> = active.map(|lease| lease.id.to_string()).collect();
+                now.state == state && leases == ids && now.pid == pid && now.clients.len() == clients
             },
         );
         let admits = !ids.is_empty() && !world.targets[name].stopped;
         if let Some(pipe) = &now.pipe_directory {
             world.agent().await_that("access to the pipe directory", || is_open(Path::new(pipe)) == admits);
         } else {
-            check(world, !admits, || format!("{name} has shares and no pipe directory"));
+            check(world, !admits, || format!("{name} has leases and no pipe directory"));
         }
         world.checks += 2;
     }
 }
 
-/// In `/proc`, each target has one daemon with at most one server, and a stopped one has none.
+/// Checks in `/proc` that each target has one daemon with at most one server, and that a stopped one has none.
 fn daemons_are_not_doubled(world: &mut World) {
     let all = parts(&base(&world.host));
     let mut expected: Vec<i32> = world.targets.values().filter(|one| !one.stopped).map(|one| one.pid).collect();
@@ -128,7 +129,7 @@ fn clients_live(world: &mut World) {
     }
 }
 
-/// The front-end of each daemon tells the percentage that was set.
+/// Checks that each daemon's front-end reports the percentage that was set.
 fn daemons_have_their_settings(world: &mut World) {
     for name in MPS {
         let (stopped, percentage) = (world.targets[name].stopped, world.targets[name].percentage);
@@ -142,7 +143,7 @@ fn daemons_have_their_settings(world: &mut World) {
     }
 }
 
-/// What the front-end prints; `None` where gpushd had the control connection at that moment.
+/// Returns the front-end's output; `None` if gpushd had the control connection at that moment.
 fn front(world: &World, pipe: &str) -> Option<f64> {
     let mut command = world.host.command(world.host.dir().join("bin/nvidia-cuda-mps-control"));
     command.env("CUDA_MPS_PIPE_DIRECTORY", pipe).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -154,7 +155,7 @@ fn front(world: &World, pipe: &str) -> Option<f64> {
     String::from_utf8_lossy(&output.stdout).trim().parse().ok()
 }
 
-/// Every operation has ended, and none is recorded as failed.
+/// Checks that every operation has ended, and that none is recorded as failed.
 fn no_operation_is_left(world: &mut World) {
     let all: Vec<OperationSummary> =
         serde_json::from_value(world.agent().get("/v1/operations?limit=200").json()).expect("operations");

@@ -23,7 +23,7 @@ fn layout(dice: &mut Dice) -> &'static [&'static str] {
     LAYOUTS[dice.below(LAYOUTS.len())]
 }
 
-/// Profiles of a layout, sorted.
+/// Returns the profiles of a layout, sorted.
 fn profiles(layout: &[&str]) -> Vec<String> {
     let mut all = Vec::new();
     for entry in layout {
@@ -35,7 +35,7 @@ fn profiles(layout: &[&str]) -> Vec<String> {
     all
 }
 
-/// Profiles of what a GPU holds, sorted.
+/// Returns the profiles of a GPU's instances, sorted.
 fn held_profiles(instances: &[String]) -> Vec<String> {
     let mut all: Vec<String> =
         instances.iter().map(|one| one.split('@').next().unwrap_or_default().to_owned()).collect();
@@ -43,7 +43,7 @@ fn held_profiles(instances: &[String]) -> Vec<String> {
     all
 }
 
-/// Compares the record of an operation with what the GPUs hold, and notes that.
+/// Compares the record of an operation with the GPUs' instances, and updates the model.
 fn judge(world: &mut World, operation: &Operation, gpus: &[usize], layout: &[&str]) {
     for gpu in gpus.iter().copied() {
         let now = truth(&world.host, gpu);
@@ -63,7 +63,7 @@ fn judge(world: &mut World, operation: &Operation, gpus: &[usize], layout: &[&st
     world.count(format!("operation {:?}", operation.state));
 }
 
-/// A refusal is allowed only for instances in use.
+/// Checks a refusal: it is allowed only because of instances in use.
 fn refused(world: &mut World, gpus: &[usize], error: &ApiError) {
     let in_use = gpus.iter().any(|gpu| !world.cuts[*gpu].held.is_empty());
     if error.code != Code::Blocked || !in_use {
@@ -78,7 +78,7 @@ fn names(gpus: &[usize]) -> Vec<String> {
 
 fn carry_out(world: &mut World, gpus: &[usize], layout: &'static [&'static str]) {
     world.operates = true;
-    match world.agent().begin_with(&json!({ "gpus": names(gpus), "layout": { "entries": layout } })) {
+    match world.agent().begin_with(&json!({ "selectors": names(gpus), "layout_source": { "entries": layout } })) {
         Ok(begun) => {
             let operation = world.agent().follow(begun);
             judge(world, &operation, gpus, layout);
@@ -115,7 +115,8 @@ pub(super) fn apply_and_kill(world: &mut World, dice: &mut Dice) -> bool {
     world.operates = true;
     // Slow enough for the kill to come at any step.
     world.host.fault(&format!("nvmlDeviceCreateGpuInstance* --gpu {gpu} --delay-ms {}", 1 + dice.below(30)));
-    let begun = world.agent().begin_with(&json!({ "gpus": names(&[gpu]), "layout": { "entries": layout } }));
+    let begun =
+        world.agent().begin_with(&json!({ "selectors": names(&[gpu]), "layout_source": { "entries": layout } }));
     let pause = std::time::Duration::from_millis(dice.below(40) as u64);
     if begun.is_ok() {
         std::thread::sleep(pause);
@@ -139,7 +140,7 @@ pub(super) fn wait_and_cancel(world: &mut World, dice: &mut Dice) -> bool {
     let Some(gpu) = MIG.into_iter().find(|gpu| !world.cuts[*gpu].held.is_empty()) else { return false };
     let layout = layout(dice);
     world.operates = true;
-    let body = json!({ "gpus": names(&[gpu]), "layout": { "entries": layout }, "wait_s": 600 });
+    let body = json!({ "selectors": names(&[gpu]), "layout_source": { "entries": layout }, "wait_s": 600 });
     let begun = match world.agent().begin_with(&body) {
         Ok(begun) => begun,
         Err(error) => world.fail(&format!("an operation that may wait: {error:?}")),

@@ -25,7 +25,7 @@ use gpush_tests::dice::{Dice, number};
 
 use self::world::World;
 
-/// A step: its name, and what does it. It returns false, having done nothing, where it is not possible now.
+/// A step: its name and its function, which returns false without effect if the step is not possible now.
 type Step = (&'static str, fn(&mut World, &mut Dice) -> bool);
 
 const STEPS: &[Step] = &[

@@ -3,32 +3,33 @@
 use gpush_api::{Code, MpsState};
 use gpush_tests::{
     dice::Dice,
-    mps::{Client, Role, act, base, becomes, daemon, parts, pid_of, reaches, share},
+    mps::{Client, Role, act, base, becomes, daemon, lease, parts, pid_of, reaches},
 };
 use serde_json::json;
 
-use super::world::{Share, World, kill, sleeper};
+use super::world::{Granted, World, kill, sleeper};
 
-/// Shares of one target at once.
+/// Leases on one target at once.
 const MOST: usize = 4;
 
 fn grant(world: &mut World, dice: &mut Dice, bound: bool) -> bool {
     let (name, target) = world.target(dice);
-    if target.stopped || target.shares.len() >= MOST {
+    if target.stopped || target.leases.len() >= MOST {
         return false;
     }
     let process = bound.then(sleeper);
-    let percentage = 1 + dice.below(20);
+    // Leases whose clients still run keep their part after their release.
+    let percentage = 1 + dice.below(10);
     let body = match &process {
-        Some(process) => json!({ "percentage": percentage, "with_pid": process.id() }),
+        Some(process) => json!({ "percentage": percentage, "process": process.id() }),
         None => json!({ "percentage": percentage }),
     };
-    let taken = match share(world.agent(), name, &body) {
+    let taken = match lease(world.agent(), name, &body) {
         Ok(taken) => taken,
-        Err(error) => world.fail(&format!("a share of {name}: {error:?}")),
+        Err(error) => world.fail(&format!("a lease on {name}: {error:?}")),
     };
-    let new = Share { id: taken.share.id, environment: taken.environment, process };
-    world.targets.get_mut(name).expect("a target").shares.push(new);
+    let new = Granted { id: taken.lease.id.to_string(), environment: taken.environment, process };
+    world.targets.get_mut(name).expect("a target").leases.push(new);
     true
 }
 
@@ -42,32 +43,32 @@ pub(super) fn take_for_process(world: &mut World, dice: &mut Dice) -> bool {
 
 pub(super) fn end_process(world: &mut World, dice: &mut Dice) -> bool {
     let (_, target) = world.target(dice);
-    let Some(at) = target.shares.iter().position(|share| share.process.is_some()) else { return false };
+    let Some(at) = target.leases.iter().position(|lease| lease.process.is_some()) else { return false };
     // Its drop ends the process.
-    drop(target.shares.remove(at));
+    drop(target.leases.remove(at));
     true
 }
 
 pub(super) fn release(world: &mut World, dice: &mut Dice) -> bool {
     let (_, target) = world.target(dice);
-    if target.shares.is_empty() {
+    if target.leases.is_empty() {
         return false;
     }
-    let at = dice.below(target.shares.len());
-    let share = target.shares.remove(at);
-    let answer = world.agent().request("DELETE", &format!("/v1/mps/shares/{}", share.id), "", b"");
+    let at = dice.below(target.leases.len());
+    let lease = target.leases.remove(at);
+    let answer = world.agent().post(&format!("/v1/leases/{}/release", lease.id), &json!({}));
     if answer.status != 200 {
-        world.fail(&format!("the release of {}: {:?}", share.id, answer.error()));
+        world.fail(&format!("the release of {}: {:?}", lease.id, answer.error()));
     }
     true
 }
 
 pub(super) fn start_client(world: &mut World, dice: &mut Dice) -> bool {
     let (name, target) = world.target(dice);
-    if target.stopped || target.shares.is_empty() || target.clients.len() >= MOST {
+    if target.stopped || target.leases.is_empty() || target.clients.len() >= MOST {
         return false;
     }
-    let environment = target.shares[dice.below(target.shares.len())].environment.clone();
+    let environment = target.leases[dice.below(target.leases.len())].environment.clone();
     let client = Client::start(&world.host, &environment);
     if !client.first.starts_with("active") {
         world.fail(&format!("a client of {name} says {}", client.first));
@@ -87,7 +88,7 @@ pub(super) fn end_client(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-/// Waits until gpushd knows the clients as they are.
+/// Waits until gpushd reports the clients of the model.
 fn wait_for_clients(world: &World, name: &'static str) {
     let (count, stopped) = (world.targets[name].clients.len(), world.targets[name].stopped);
     if !stopped {
@@ -95,7 +96,7 @@ fn wait_for_clients(world: &World, name: &'static str) {
     }
 }
 
-/// Stops or restarts a target without force: refused while it is used.
+/// Stops or restarts a target without force, which must fail while it is in use.
 fn unforced(world: &mut World, dice: &mut Dice, verb: &str) -> Option<&'static str> {
     let (name, target) = world.target(dice);
     if target.stopped {
@@ -133,7 +134,7 @@ pub(super) fn restart(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-/// A target whose daemon was stopped: its clients have ended, its shares have not.
+/// A target whose daemon was stopped: its clients have ended, its leases have not.
 fn stopped(world: &mut World, name: &'static str) {
     reaches(world.agent(), name, MpsState::Stopped);
     let target = world.targets.get_mut(name).expect("a target");

@@ -1,4 +1,4 @@
-//! The host, gpushd, and the model of what they hold.
+//! The host, gpushd, and the model of their state.
 
 use std::{
     collections::BTreeMap,
@@ -23,16 +23,16 @@ const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 5\nstop_s = 2\npause_s = 1\
 pub(super) const MIG: [usize; 2] = [0, 1];
 pub(super) const MPS: [&str; 2] = ["2", "3"];
 
-/// A share, as the model has it.
+/// A lease, as the model has it.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct Granted {
     pub(super) id: String,
     pub(super) environment: Vec<(String, String)>,
-    /// The process that it ends with.
+    /// The process whose end ends the share.
     pub(super) process: Option<Child>,
 }
 
-impl Drop for Share {
+impl Drop for Granted {
     fn drop(&mut self) {
         if let Some(process) = &mut self.process {
             let _ = process.kill();
@@ -41,13 +41,13 @@ impl Drop for Share {
     }
 }
 
-/// An MPS target, as the model has it.
+/// An MPS target in the model.
 #[derive(Debug, Default)]
 pub(super) struct Target {
     pub(super) stopped: bool,
-    /// Percentage that clients may have.
+    /// Active thread percentage of its clients.
     pub(super) percentage: u32,
-    pub(super) shares: Vec<Share>,
+    pub(super) leases: Vec<Granted>,
     pub(super) clients: Vec<Client>,
     /// Pid of its daemon.
     pub(super) pid: i32,
@@ -55,7 +55,7 @@ pub(super) struct Target {
 
 impl Target {
     pub(super) fn is_used(&self) -> bool {
-        !self.shares.is_empty() || !self.clients.is_empty()
+        !self.leases.is_empty() || !self.clients.is_empty()
     }
 }
 
@@ -66,17 +66,17 @@ pub(super) struct Held {
     pub(super) pid: u32,
 }
 
-/// A GPU with a MIG layout, as the model has it.
+/// A GPU with a MIG layout, in the model.
 #[derive(Debug, Default)]
 pub(super) struct Cut {
-    /// What it holds, as [`truth`] tells it.
+    /// Its instances, in the form of [`truth`].
     pub(super) instances: Vec<String>,
     pub(super) held: Vec<Held>,
     pub(super) cordoned: bool,
 }
 
 pub(super) struct World {
-    // Ends before its host: it would restart what the host ends.
+    // Stops before its host: it would restart the daemons that the host ends.
     agent: Option<Agent>,
     pub(super) host: Host,
     pub(super) targets: BTreeMap<&'static str, Target>,

@@ -1,9 +1,9 @@
-//! How overrides end, and what they are after a boot.
+//! How overrides end, and which of them survive a boot.
 
 use super::*;
 
 #[test]
-fn an_override_expires_for_good_and_nothing_is_reshaped() {
+fn expired_override_stays_expired_and_layout_stays() {
     let host = Host::up(HOST);
     let agent = started(&host);
     short(&agent);
@@ -16,7 +16,7 @@ fn an_override_expires_for_good_and_nothing_is_reshaped() {
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(overrides(&agent), Overrides { generation: 2, overrides: Vec::new() });
     assert_eq!(truth(&host, 0), WHOLE);
-    // One that expires while there is no agent.
+    // This one expires while no agent runs.
     short(&agent);
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
@@ -25,15 +25,15 @@ fn an_override_expires_for_good_and_nothing_is_reshaped() {
 }
 
 #[test]
-fn with_auto_reconcile_an_override_is_kept_and_its_end_reshapes() {
+fn auto_reconcile_follows_override_and_its_end() {
     let host = Host::up(HOST);
     let agent = settled(Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}")));
     short(&agent);
     agent.until("the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
-    // The layout is there before the operation that made it has ended.
+    // The layout can be present before its operation has ended.
     let _ = agent.settle();
     done(&agent, &whole("to be cleared"));
-    // Drift from the override is put right to the override.
+    // Drift from the override is repaired to the override's layout.
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
     agent.signal(Signal::SIGHUP);
     agent.until("the override's layout", || (truth(&host, 0) == WHOLE).then_some(()));
@@ -43,7 +43,7 @@ fn with_auto_reconcile_an_override_is_kept_and_its_end_reshapes() {
 }
 
 #[test]
-fn a_new_boot_gets_the_overrides_layout() {
+fn new_boot_applies_override_layout() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("also after a reboot"));
@@ -56,7 +56,7 @@ fn a_new_boot_gets_the_overrides_layout() {
     );
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
     assert_eq!(only(&agent).reason, "also after a reboot", "the agent's own operation leaves it");
-    // One that has expired by then is not what boots.
+    // An override that has expired by then is not applied at boot.
     short(&agent);
     agent.stop();
     host.sim::<&str>("reboot", &[]);
@@ -69,13 +69,13 @@ fn a_new_boot_gets_the_overrides_layout() {
 }
 
 #[test]
-fn an_override_that_can_not_be_at_boot_leaves_the_gpu_as_it_is_and_says_so() {
+fn impossible_override_at_boot_leaves_gpu_and_is_reported() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("blocked at boot"));
     agent.stop();
     host.sim::<&str>("reboot", &[]);
-    // Somebody was there first.
+    // A process uses the GPU before the agent starts.
     let other = Setup::on(&host).named("first").start();
     assert_eq!(other.apply(&["0"], &["1g.10gb@0"]).state, OperationState::Done);
     other.stop();

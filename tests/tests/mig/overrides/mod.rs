@@ -1,4 +1,4 @@
-//! Layouts that stand above the config's: what makes them, what ends them, what they survive.
+//! Overrides, layouts that replace the config's: what creates them, what ends them, what they survive.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ const HALVES: [&str; 2] = ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"];
 
 const WHOLE: [&str; 1] = ["7g.80gb@0[7g.80gb@0]"];
 
-/// Waits until no layout of this boot is due any more.
+/// Waits until no layout of this boot is left to apply.
 fn settled(agent: Agent) -> Agent {
     agent.until("complete record", || {
         (agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true)).then_some(())
@@ -44,7 +44,7 @@ fn overrides(agent: &Agent) -> Overrides {
     serde_json::from_value(agent.get("/v1/overrides").json()).expect("overrides")
 }
 
-/// The one that stands, by what it wants and why.
+/// Returns the only active override.
 fn only(agent: &Agent) -> Override {
     let all = overrides(agent).overrides;
     assert_eq!(all.len(), 1, "{all:?}");
@@ -65,7 +65,7 @@ fn reload(agent: &Agent, body: &Value) -> Result<Reloaded, ApiError> {
 }
 
 fn whole(reason: &str) -> Value {
-    json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "reason": reason })
+    json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "reason": reason })
 }
 
 fn done(agent: &Agent, body: &Value) -> Operation {
@@ -75,10 +75,10 @@ fn done(agent: &Agent, body: &Value) -> Operation {
 }
 
 fn causes(agent: &Agent) -> String {
-    agent.get("/v1/health").json()["causes"].to_string()
+    agent.get("/v1/health").json()["errors"].to_string()
 }
 
-/// An override that ends in a moment.
+/// Creates an override that expires after a moment.
 fn short(agent: &Agent) -> Operation {
     let mut body = whole("for a moment");
     body["expires_at"] = json!((jiff::Timestamp::now() + jiff::SignedDuration::from_secs(3)).to_string());
@@ -86,7 +86,7 @@ fn short(agent: &Agent) -> Operation {
 }
 
 #[test]
-fn an_explicit_layout_is_wanted_until_it_is_cleared_and_outlives_the_agent() {
+fn explicit_layout_is_desired_until_cleared() {
     let host = Host::up(HOST);
     let agent = started(&host);
     assert_eq!(overrides(&agent), Overrides { generation: 0, overrides: Vec::new() });
@@ -100,7 +100,7 @@ fn an_explicit_layout_is_wanted_until_it_is_cleared_and_outlives_the_agent() {
     assert_eq!(shown.layout, Some(vec!["7g.80gb".to_owned()]), "what is wanted");
     assert_eq!(agent.gpu(1).overridden, None);
 
-    // What is wanted is also what a request without layout and GPUs means, and a plan for it.
+    // A request without layout and GPUs, and a plan for it, mean the desired layout.
     let plans = agent.post("/v1/mig/plan", &json!({})).json();
     assert_eq!(plans["plans"][0]["steps"], json!([]), "{plans}");
     done(&agent, &json!({}));
@@ -129,13 +129,13 @@ fn an_explicit_layout_is_wanted_until_it_is_cleared_and_outlives_the_agent() {
 }
 
 #[test]
-fn what_is_applied_once_is_drift() {
+fn layout_applied_once_is_drift() {
     let host = Host::up(HOST);
     let agent = started(&host);
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(overrides(&agent).overrides, []);
     assert_eq!(agent.gpu(0).drift, ["missing 3g.40gb*2", "extra 7g.80gb@0"]);
-    // And it leaves one that stands alone.
+    // It leaves an active override alone, too.
     done(&agent, &whole("it stays"));
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
     assert_eq!(only(&agent).reason, "it stays");
@@ -143,29 +143,29 @@ fn what_is_applied_once_is_drift() {
 }
 
 #[test]
-fn the_rules_own_layout_ends_an_override_and_a_new_one_takes_its_place() {
+fn rule_layout_ends_override_and_new_layout_replaces_it() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("first"));
-    done(&agent, &json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb*2"] }, "reason": "second" }));
+    done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb*2"] }, "reason": "second" }));
     assert_eq!((only(&agent).reason.as_str(), only(&agent).generation), ("second", 2));
-    // Named, without a layout.
-    done(&agent, &json!({ "gpus": ["0"] }));
+    // With the GPU named, but no layout.
+    done(&agent, &json!({ "selectors": ["0"] }));
     assert_eq!((overrides(&agent).overrides, truth(&host, 0)), (Vec::new(), HALVES.map(str::to_owned).to_vec()));
-    // The same, written out.
+    // With the same layout as the rule, written out.
     done(&agent, &whole("third"));
-    done(&agent, &json!({ "gpus": ["0"], "layout": { "entries": ["3g.40gb", "3g.40gb"] } }));
+    done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb", "3g.40gb"] } }));
     assert_eq!(overrides(&agent).overrides, [], "however it is written");
-    // One of several GPUs by name, as in files of mig-parted; the other keeps what it has.
+    // A request that names one of several GPUs, as mig-parted files do; the other GPU keeps its override.
     done(&agent, &whole("fourth"));
-    let each = json!([{ "gpu": "1", "mig": true, "layout": ["1g.10gb*7"] }]);
-    done(&agent, &json!({ "layout": { "per_gpu": each }, "reason": "fifth" }));
+    let each = json!([{ "selector": "1", "mig_enabled": true, "layout": ["1g.10gb*7"] }]);
+    done(&agent, &json!({ "layout_source": { "per_gpu": each }, "reason": "fifth" }));
     let reasons: Vec<String> = overrides(&agent).overrides.into_iter().map(|one| one.reason).collect();
     assert_eq!(reasons, ["fourth", "fifth"]);
 }
 
 #[test]
-fn a_gpu_that_no_rule_claims_has_nothing_to_override() {
+fn unmanaged_gpu_has_no_override() {
     let host = Host::up(HOST);
     let agent = settled(Agent::start(&host, ""));
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
@@ -182,33 +182,37 @@ fn a_gpu_that_no_rule_claims_has_nothing_to_override() {
 }
 
 #[test]
-fn an_operation_that_is_refused_or_rolled_back_leaves_the_override_from_before() {
+fn failed_operation_keeps_previous_override() {
     let host = Host::up(HOST);
     let agent = started(&host);
-    let halves = |reason: &str| json!({ "gpus": ["0"], "layout": { "entries": ["4g.40gb"] }, "reason": reason });
-    // Without one from before.
+    let halves =
+        |reason: &str| json!({ "selectors": ["0"], "layout_source": { "entries": ["4g.40gb"] }, "reason": reason });
+    // Without a previous override.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
     let operation = agent.follow(agent.begin_with(&whole("in vain")).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack);
     assert_eq!(overrides(&agent), Overrides { generation: 0, overrides: Vec::new() });
     assert!(agent.gpu(0).drift.is_empty(), "the rule's layout is wanted, and stands again");
     host.clear_faults();
-    // With one.
+    // With a previous override.
     done(&agent, &whole("it stands"));
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
     let operation = agent.follow(agent.begin_with(&halves("in vain")).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack);
     host.clear_faults();
     let error = agent
-        .begin_with(&json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb*2"] }, "reason": "impossible" }))
+        .begin_with(
+            &json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb*2"] }, "reason": "impossible" }),
+        )
         .unwrap_err();
     assert_eq!(error.code, Code::LayoutImpossible);
     assert_eq!(only(&agent).reason, "it stands");
     assert!(agent.gpu(0).drift.is_empty());
-    // In line behind another, and cancelled there.
+    // Queued behind another operation, and cancelled there.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
-    let first =
-        agent.begin_with(&json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb"] }, "once": true })).unwrap();
+    let first = agent
+        .begin_with(&json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb"] }, "once": true }))
+        .unwrap();
     let mut body = halves("never begun");
     body["wait_s"] = json!(600);
     let second = agent.begin_with(&body).unwrap();
@@ -219,8 +223,9 @@ fn an_operation_that_is_refused_or_rolled_back_leaves_the_override_from_before()
 }
 
 #[test]
-fn a_killed_agent_finishes_the_operation_and_its_override_stands_or_neither() {
-    // Killed within a driver call. The next agent carries the operation on, or can't, and goes back.
+fn killed_agent_keeps_layout_and_override_consistent() {
+    // gpushd is killed within a driver call. The next agent either finishes the operation, or cannot and rolls
+    // back.
     for carried_on in [true, false] {
         let host = Host::up(HOST);
         let agent = started(&host);

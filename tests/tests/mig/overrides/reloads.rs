@@ -1,13 +1,13 @@
-//! What a changed file, and others who ask, mean for overrides that stand.
+//! What a changed config file, and requests by other clients, do to active overrides.
 
 use super::*;
 
 #[test]
-fn a_reload_that_changes_an_overridden_rule_is_refused_until_told_to_end_it() {
+fn reload_of_overridden_rule_is_refused_until_cleared() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("leave it"));
-    // What changes another rule, or a name, is taken.
+    // A change of another rule, or of a rule's name, is accepted.
     let other = "[[gpu]]\nname = \"other\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb*2\"]\n\
                  [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
     agent.write_config(format!("auto_reconcile = false\n[log]\nlevel = \"debug\"\n{other}"));
@@ -32,13 +32,13 @@ fn a_reload_that_changes_an_overridden_rule_is_refused_until_told_to_end_it() {
         assert!(error.message.contains(": leave it"), "{error:?}");
         let hint = error.hint.clone().unwrap();
         assert!(hint.contains("--clear-overrides") && hint.contains("config diff"), "{hint}");
-        assert!(causes(&agent).contains("the config read before stays in force"), "{}", causes(&agent));
+        assert!(causes(&agent).contains("the previous config stays in effect"), "{}", causes(&agent));
         let diff = agent.get("/v1/config/diff").json();
         assert_eq!(diff["trouble"]["code"], "conflict", "{diff}");
         assert_eq!(agent.get("/v1/config").json()["trouble"]["code"], "conflict");
         assert_eq!(agent.gpu(0).rule.as_deref(), Some("other"));
     }
-    // A signal is refused in the same way.
+    // A reload by signal is refused in the same way.
     let before = agent.log().matches("has an override by").count();
     agent.signal(Signal::SIGHUP);
     agent.until("refusal", || (agent.log().matches("has an override by").count() > before).then_some(()));
@@ -51,20 +51,20 @@ fn a_reload_that_changes_an_overridden_rule_is_refused_until_told_to_end_it() {
     assert_eq!(overrides(&agent), Overrides { generation: reloaded.generation, overrides: Vec::new() });
     assert_eq!((agent.gpu(0).drift.len(), truth(&host, 0)), (2, WHOLE.map(str::to_owned).to_vec()));
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
-    // What is wrong is refused as ever.
+    // An invalid file is refused as usual.
     agent.write_config("nonsense");
     assert_eq!(reload(&agent, &json!({ "clear_overrides": true })).unwrap_err().code, Code::ConfigInvalid);
     assert_eq!(agent.get("/v1/config/diff").json()["trouble"]["code"], "config_invalid");
 }
 
 #[test]
-fn a_rule_that_was_changed_while_the_agent_was_down_makes_the_override_idle_or_leaves_it() {
+fn rule_changed_while_agent_was_down_can_suspend_override() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("still there"));
     agent.stop();
     let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*7\"]\n");
-    assert!(agent.gpu(0).drift.is_empty(), "the override stands above the new rule as well");
+    assert!(agent.gpu(0).drift.is_empty(), "the override also replaces the new rule's layout");
     agent.stop();
     let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n");
     let gpu = agent.gpu(0);
@@ -73,13 +73,13 @@ fn a_rule_that_was_changed_while_the_agent_was_down_makes_the_override_idle_or_l
 }
 
 #[test]
-fn an_operation_keeps_the_plan_that_it_began_with() {
+fn running_operation_keeps_its_plan_after_reload() {
     for kill in [false, true] {
         let host = Host::up(HOST);
         let agent = started(&host);
         host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1000");
         let operation = agent.begin_with(&whole("begun before")).unwrap();
-        // GPU 0 is no longer to be cut at all.
+        // The new rule no longer wants MIG on GPU 0.
         let exclusive = "[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n";
         agent.write_config(exclusive);
         reload(&agent, &json!({})).unwrap();
@@ -92,13 +92,13 @@ fn an_operation_keeps_the_plan_that_it_began_with() {
         };
         let operation = agent.follow(operation);
         assert_eq!((operation.state, truth(&host, 0)), (OperationState::Done, WHOLE.map(str::to_owned).to_vec()));
-        // A new one is by the new rules.
+        // A new operation follows the new rules.
         assert_eq!(agent.begin_with(&whole("after")).unwrap_err().code, Code::Conflict);
     }
 }
 
 #[test]
-fn a_request_of_another_generation_is_refused() {
+fn request_with_old_generation_is_refused() {
     let host = Host::up(HOST);
     let agent = started(&host);
     let json = "content-type: application/json\r\n";
@@ -109,7 +109,7 @@ fn a_request_of_another_generation_is_refused() {
     done(&agent, &whole("generation 1"));
     assert_eq!(tag(&agent.get("/v1/overrides")), "\"1\"");
     assert_eq!(tag(&agent.get("/v1/config")), "\"1\"");
-    let body = json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb"] } }).to_string();
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb"] } }).to_string();
     let mut refused = 0;
     for (method, path, body) in [
         ("POST", "/v1/mig/apply", body.as_str()),
@@ -134,11 +134,14 @@ fn a_request_of_another_generation_is_refused() {
 }
 
 #[test]
-fn what_becomes_of_overrides_is_on_the_trail_and_told() {
+fn override_changes_are_audited_and_are_events() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("to be replaced"));
-    done(&agent, &json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb*2"] }, "reason": "to be cleared" }));
+    done(
+        &agent,
+        &json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb*2"] }, "reason": "to be cleared" }),
+    );
     assert_eq!(clear(&agent, "0").status, 200);
     done(&agent, &whole("to end with its rule"));
     agent.write_config("");

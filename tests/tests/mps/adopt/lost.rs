@@ -25,7 +25,7 @@ const DEVICE: &str = "0:3g.20gb@0";
 /// Whether health names an MPS daemon.
 fn is_unhealthy(agent: &Agent) -> bool {
     let health = agent.get("/v1/health").json();
-    health["status"] == "degraded" && health["causes"].to_string().contains("its MPS daemon is backing off")
+    health["status"] == "degraded" && health["errors"].to_string().contains("its MPS daemon is backing off")
 }
 
 /// On a whole GPU, and on a MIG device.

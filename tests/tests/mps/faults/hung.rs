@@ -136,7 +136,7 @@ fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
         let served = Served::on(host, programs.as_deref());
         let (mut prompt, typed) = has_the_ear(&front, &served);
         // Nobody uses it, and it stays all the same.
-        let busy = told_as(&served, MpsState::Hung, "somebody else has the control daemon's ear");
+        let busy = told_as(&served, MpsState::Hung, "another process holds the daemon's control connection");
         assert_eq!((busy.clients.len(), busy.clients_known, served.controls()), (0, true, vec![served.pid]));
         assert!(!busy.reasons.concat().contains("client"), "who sits there is none: {busy:#?}");
         drop(typed);
@@ -145,7 +145,7 @@ fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
     }
     let served = Served::up();
     fault(&served.host, "busy-ui");
-    told_as(&served, MpsState::Hung, "somebody else has");
+    told_as(&served, MpsState::Hung, "another process holds");
     clear_faults(&served.host);
     assert!(serves(&served));
 }
@@ -164,9 +164,9 @@ fn settings_that_somebody_changes_past_gpushd_are_set_back_and_told() {
     };
     for (line, words) in [
         ("set_default_active_thread_percentage 5".to_owned(), "percentage 5, not 100".to_owned()),
-        (format!("set_active_thread_percentage {server} 7"), format!("percentage 7 at server {server}, not 100")),
+        (format!("set_active_thread_percentage {server} 7"), "percentage 7 at a server, not 100".to_owned()),
         ("set_default_device_pinned_mem_limit 0 2G".to_owned(), "memory limit 2048M, not none".to_owned()),
-        (format!("set_device_pinned_mem_limit {server} 0 3G"), format!("memory limit 3072M at server {server}")),
+        (format!("set_device_pinned_mem_limit {server} 0 3G"), "memory limit 3072M at a server".to_owned()),
     ] {
         say(&line);
         let told = becomes(&served.agent, "0", &words, |daemon| {
@@ -174,5 +174,5 @@ fn settings_that_somebody_changes_past_gpushd_are_set_back_and_told() {
         });
         assert_eq!((told.state, told.in_force), (MpsState::Ready, Some(told.wanted.settings)), "{line}");
     }
-    served.agent.wait_for_log("somebody changed it past gpushd");
+    served.agent.wait_for_log("another program changed its settings");
 }

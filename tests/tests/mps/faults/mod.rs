@@ -10,7 +10,7 @@ mod starts;
 use std::path::Path;
 
 use gpush_api::{Code, MpsDaemon, MpsState};
-use gpush_tests::mps::{Served, base, becomes, is_open, parts, pid_of, reaches, share};
+use gpush_tests::mps::{Served, base, becomes, is_open, lease, parts, pid_of, reaches};
 use serde_json::json;
 
 /// Waits for a state whose reasons have these words, with nobody let in.
@@ -18,10 +18,10 @@ fn told_as(served: &Served, state: MpsState, words: &str) -> MpsDaemon {
     let told = |daemon: &MpsDaemon| daemon.state == state && daemon.reasons.iter().any(|reason| reason.contains(words));
     let daemon = becomes(&served.agent, "0", &format!("{} for {words:?}", state.name()), told);
     assert!(served.controls().len() <= 1, "{:?}", parts(&base(&served.host)));
-    let ill = served.agent.get("/v1/health").json()["causes"].to_string();
+    let ill = served.agent.get("/v1/health").json()["errors"].to_string();
     assert_eq!(ill.contains("GPU 0 can't be had"), state != MpsState::Ready, "{state:?}: {ill}");
     if state != MpsState::Ready {
-        let refused = share(&served.agent, "0", &json!({})).expect_err("nobody is let in");
+        let refused = lease(&served.agent, "0", &json!({})).expect_err("nobody is let in");
         assert_eq!(refused.code, Code::Conflict, "{refused:?}");
         assert!(!is_open(Path::new(daemon.pipe_directory.as_deref().expect("a pipe directory"))), "{daemon:#?}");
     }

@@ -7,8 +7,8 @@ use gpush_tests::{
     agent::Setup,
     host::Host,
     mps::{
-        Client, Served, act, base, becomes, clear_faults, controls, fault, names, parts, pid_of, reaches,
-        real_programs, release_all, share, signal,
+        Client, Served, act, base, becomes, clear_faults, controls, fault, lease, names, parts, pid_of, reaches,
+        real_programs, release_all, signal,
     },
 };
 use nix::sys::signal::Signal;
@@ -52,7 +52,7 @@ fn deleted_pipe_directory_is_reported_and_recreated_when_idle() {
         });
         assert_eq!((reported.pid.map(u32::cast_signed), served.controls()), (Some(served.pid), vec![served.pid]));
         assert!(client.lives() && client.said().is_empty());
-        assert_eq!(share(&served.agent, "0", &json!({})).expect_err("no client reaches it").code, Code::Conflict);
+        assert_eq!(lease(&served.agent, "0", &json!({})).expect_err("no client reaches it").code, Code::Blocked);
         client.end();
         served.another();
         assert!(served.client().lives());
@@ -121,7 +121,7 @@ fn a_full_disk_for_logs_is_told_and_stops_nobody() {
             daemon.state == MpsState::Ready
                 && daemon.findings.iter().any(|finding| finding.contains("the disk is full"))
         });
-        let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+        let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
         let client = Client::start(&host, &environment);
         assert!(client.first.starts_with("active"), "{}", client.first);
         client.end();
@@ -130,7 +130,7 @@ fn a_full_disk_for_logs_is_told_and_stops_nobody() {
         release_all(&agent, "0");
         assert_eq!(act(&agent, "0", "restart", &json!({})).status, 200);
         becomes(&agent, "0", "another", |daemon| daemon.state == MpsState::Ready && daemon.pid != told.pid);
-        let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+        let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
         fault(&host, "never-active");
         let mut waits = Client::begin(&host, &environment, None);
         becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);

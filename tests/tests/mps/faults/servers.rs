@@ -114,7 +114,7 @@ fn whoever_dies_in_whatever_order_one_daemon_is_left() {
         });
         let left = parts(&base(&served.host));
         assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "{order}: {left:?}");
-        assert_eq!(ready.shares.len(), 1, "{order}");
+        assert_eq!(ready.leases.len(), 1, "{order}");
         // So many failures in so short a time are too many otherwise.
         assert_eq!(act(&served.agent, "0", "stop", &json!({ "force": true })).status, 200);
         reaches(&served.agent, "0", MpsState::Stopped);

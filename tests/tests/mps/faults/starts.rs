@@ -51,10 +51,10 @@ fn what_has_no_mps_is_told_and_nothing_is_started() {
         });
         assert_eq!((daemons(&agent).len(), parts(&base(&host)).len()), (0, 0), "{gpu}");
         if why.contains("older") {
-            let refused = agent.begin_with(&json!({ "gpus": ["0"] })).expect_err("it can't be");
+            let refused = agent.begin_with(&json!({ "selectors": ["0"] })).expect_err("it can't be");
             assert_eq!(refused.code, Code::Unsupported, "{refused:?}");
             assert_eq!(agent.settle().len(), 0, "what can't be is not tried");
-            let told = |agent: &Agent| agent.get("/v1/health").json()["causes"].to_string().contains("can't be shared");
+            let told = |agent: &Agent| agent.get("/v1/health").json()["errors"].to_string().contains("can't be shared");
             assert!(told(&agent));
             agent.stop();
             let agent = Agent::start(&host, Served::CONFIG);

@@ -1,7 +1,7 @@
-//! Units killed, stopped and restarted at random, past gpushd and with it: there are as many units, daemons and
-//! directories as targets afterwards, and who was not killed has its pid.
+//! Units killed, stopped and restarted at random, by systemctl and by gpushd. Afterwards each target has one
+//! unit, one daemon and one directory, and daemons that were not killed have their old pid.
 //!
-//! Twenty times here, more by `GPUSH_TEST_UNIT_KILLS`; the same ones again by `GPUSH_TEST_SEED`.
+//! Twenty rounds by default; `GPUSH_TEST_UNIT_KILLS` sets more, `GPUSH_TEST_SEED` repeats a run.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use gpush_tests::{
 
 use super::{machine, ready, target, unit};
 
-/// What is done at a time, `UNIT` being one of the two daemons' units; and whether that one goes with it.
+/// Commands, `UNIT` being one of the two daemons' units; and whether the daemon ends with it.
 const DEEDS: [(&str, bool); 9] = [
     ("systemctl kill --kill-whom=main --signal=KILL UNIT", true),
     ("systemctl kill --signal=KILL UNIT", true),
@@ -25,7 +25,7 @@ const DEEDS: [(&str, bool); 9] = [
     ("pkill -KILL -f '^/var/lib/gpush-sim/bin/nvidia-cuda-mps-server' || true", false),
 ];
 
-/// What there is beside daemons that serve: what should be two of each, and nothing.
+/// Counts the objects of MPS daemons: two of each are expected, and no leftovers.
 fn count(machine: &Machine) -> String {
     machine.sh("echo $(systemctl list-units --no-legend --state=active 'gpushd-mps@*' | wc -l) units, \
          $(pgrep -c -f '^/usr/bin/nvidia-cuda-mps-control -f') daemons, \
@@ -34,7 +34,7 @@ fn count(machine: &Machine) -> String {
 }
 
 #[test]
-fn nothing_is_doubled_lost_or_left_of_units_whatever_is_killed() {
+fn random_unit_kills_leave_no_duplicates_or_leftovers() {
     let Some(machine) = machine("units that are killed at random") else { return };
     let targets = ['g', 'm'].map(|kind| target(&machine, kind));
     let (mut dice, seed) = Dice::seeded(20_261_122);
@@ -48,7 +48,7 @@ fn nothing_is_doubled_lost_or_left_of_units_whatever_is_killed() {
         let invocation = machine.property("gpushd.service", "InvocationID");
         machine.sh(&deed.replace("UNIT", &unit(hit)).replace("TARGET", hit));
         if deed.contains("gpushd.service") {
-            // One that is on its way out answers still.
+            // A gpushd that is about to stop still answers.
             machine.await_that("another gpushd", |machine| {
                 !["", invocation.as_str()].contains(&machine.property("gpushd.service", "InvocationID").as_str())
             });

@@ -1,7 +1,8 @@
-//! gpushd's MPS daemons on a real systemd: units that outlive gpushd, end whole and leave nothing.
+//! gpushd's MPS daemons on a real systemd: their units outlive gpushd, end with all their processes, and leave
+//! nothing behind.
 //!
-//! `nvidia-cuda-mps-control` is NVIDIA's own, where it is installed; its servers need a GPU, so those of
-//! the simulated host stand in for them, and so do the clients.
+//! `nvidia-cuda-mps-control` is NVIDIA's own where it is installed. Its servers need a GPU, so the simulated
+//! host provides the servers and the clients.
 
 mod kills;
 
@@ -10,10 +11,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gpush_tests::machine::Machine;
 use serde_json::Value;
 
-/// Two GPUs: one shared whole, one with a MIG device that is shared.
+/// Two GPUs: one shared whole, one with a shared MIG device.
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
 
-/// The server is looked for where the simulated host is; NVIDIA's daemon where it always is.
+/// The server comes from the simulated host, NVIDIA's daemon from its usual path.
 const MPS: &str = "[mps]\nserver = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\nfailures = 100\nlongest_pause_s = 1\nhealth_s = 1\n";
 
 const RULES: &str = r#"
@@ -32,7 +33,7 @@ mode = "mig"
 layout = "shared"
 "#;
 
-/// A machine with gpush, simulated GPUs and the control daemon; both targets are served.
+/// Starts a machine with gpush, simulated GPUs and the control daemon, and waits until both targets are served.
 fn machine(what: &str) -> Option<Machine> {
     let Ok(control) = std::fs::read("/usr/bin/nvidia-cuda-mps-control") else {
         println!("SKIPPED {what}: nvidia-cuda-mps-control is not installed (Debian's package nvidia-cuda-mps)");
@@ -42,7 +43,7 @@ fn machine(what: &str) -> Option<Machine> {
     println!("booted in {:.2} s", machine.boot.as_secs_f64());
     machine.install();
     machine.simulated_host(HOST);
-    // Where the driver would show it, servers and clients of other users say that they have a GPU open.
+    // Servers and clients of other users register their open GPUs here, as the driver would show them.
     machine.sh("chmod 1777 /var/lib/gpush-sim/proc");
     machine.put("/usr/bin/nvidia-cuda-mps-control", control);
     machine.write("/etc/gpush/config.toml", format!("{MPS}{RULES}"));
@@ -51,13 +52,13 @@ fn machine(what: &str) -> Option<Machine> {
     Some(machine)
 }
 
-/// All daemons, as the API shows them.
+/// Returns all daemons, as the API shows them.
 fn daemons(machine: &Machine) -> Vec<Value> {
     let output = machine.run("gpushctl --json mps list");
     serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
 
-/// Pids of those that serve, each with its unit.
+/// Returns the pids of ready daemons, each with its unit.
 fn ready(machine: &Machine) -> Vec<(String, u64)> {
     let served = daemons(machine).into_iter().filter(|daemon| daemon["state"] == "ready");
     served.filter_map(|daemon| Some((unit(daemon["target"].as_str()?), daemon["pid"].as_u64()?))).collect()
@@ -67,31 +68,31 @@ fn unit(target: &str) -> String {
     format!("gpushd-mps@{target}.service")
 }
 
-/// What is said of a daemon, in its own words.
+/// Returns the reasons of a daemon's state.
 fn reasons(machine: &Machine, target: &str) -> String {
     let found = daemons(machine).into_iter().find(|daemon| daemon["target"] == target);
     found.map(|daemon| daemon["reasons"].to_string()).unwrap_or_default()
 }
 
-/// A target's short name: of the whole GPU, or of the MIG device.
+/// Returns a target's short name: of the whole GPU, or of the MIG device.
 fn target(machine: &Machine, kind: char) -> String {
     let all = daemons(machine);
     let mut names = all.iter().filter_map(|daemon| daemon["target"].as_str());
     names.find(|name| name.starts_with(kind)).expect("a target of each kind").to_owned()
 }
 
-/// Starts a client, as a user without rights, in a unit of its own; gives its pid once it is served.
+/// Starts a client as an unprivileged user, in a unit of its own. Returns its pid once it is served.
 fn client(machine: &Machine, name: &str, gpu: &str) -> u32 {
     machine.sh(&format!(
         "systemd-run --quiet --unit={name} --uid=65534 --gid=65534 --setenv=NVML_SIM_STATE=/var/lib/gpush-sim \
-         gpushctl mps run {gpu} -- /opt/built/gpush-sim mps-client"
+         gpushctl run --mps --target {gpu} -- /opt/built/gpush-sim mps-client"
     ));
     let _ = machine.journal_until(&format!("_SYSTEMD_UNIT={name}.service"), "active server=");
-    // gpushctl has become the client.
+    // gpushctl has replaced itself by the client.
     machine.main_pid(&format!("{name}.service"))
 }
 
-/// Whether a client computes on.
+/// Returns whether a client still computes.
 fn computes(machine: &Machine, name: &str, pid: u32) -> bool {
     let said = machine.sh(&format!("journalctl --no-pager --output=cat _SYSTEMD_UNIT={name}.service"));
     !said.contains("lost") && machine.run(&format!("kill -0 {pid}")).status.success()
@@ -101,7 +102,7 @@ fn seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
 }
 
-/// When gpushd said something last, in seconds since the epoch.
+/// Returns when gpushd last logged a message, in seconds since the epoch.
 fn said_at(machine: &Machine, says: &str) -> f64 {
     let line = machine.sh(&format!(
         "journalctl --no-pager --output=short-unix -u gpushd.service -u 'gpushd-mps@*' | grep -F -- '{says}' | tail -n1 | cut -d' ' -f1"
@@ -110,7 +111,7 @@ fn said_at(machine: &Machine, says: &str) -> f64 {
 }
 
 #[test]
-fn daemons_and_their_clients_outlive_gpushd() {
+fn daemons_and_clients_outlive_gpushd() {
     let Some(machine) = machine("MPS daemons that outlive gpushd") else { return };
     let started = said_at(&machine, "the MPS daemon is starting");
     println!(
@@ -125,7 +126,7 @@ fn daemons_and_their_clients_outlive_gpushd() {
     let steps = [
         ("restart", "systemctl restart gpushd.service"),
         ("kill -9", "kill -9 $(systemctl show --value --property=MainPID gpushd.service | grep -v '^0$')"),
-        // As a package does it: another file in the place of the first.
+        // As a package does: a new file replaces the old one.
         (
             "upgrade",
             "install -m 755 /opt/built/gpushd /usr/sbin/gpushd; systemctl daemon-reload; systemctl restart gpushd.service",
@@ -156,7 +157,7 @@ fn daemons_and_their_clients_outlive_gpushd() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_comes_back_and_its_unit_is_clean() {
+fn killed_daemon_restarts_with_clean_unit() {
     let Some(machine) = machine("MPS daemons that are killed") else { return };
     let target = target(&machine, 'g');
     let unit = unit(&target);
@@ -179,13 +180,13 @@ fn a_daemon_that_is_killed_comes_back_and_its_unit_is_clean() {
             format!("{}\n", machine.main_pid(&unit)).into_bytes(),
             "no server is left"
         );
-        // Some other moment of its life each time.
+        // Another moment of its life in each round.
         std::thread::sleep(Duration::from_millis(u64::from(turn) * 37 % 100));
     }
-    println!("12 kills, the slowest was told after {:.0} ms", slowest * 1e3);
+    println!("12 kills, the slowest was reported after {:.0} ms", slowest * 1e3);
     assert_eq!(machine.property(&unit, "NRestarts"), "0", "that is gpushd's to decide");
 
-    // By hand past gpushd: it is wanted, so it comes back.
+    // An administrator stops the unit with systemctl: gpushd starts it again, because the config wants it.
     machine.sh(&format!("systemctl stop {unit}"));
     let _ = machine.journal_until("-u gpushd.service", "systemctl stop");
     machine.await_that("it is served again", |machine| ready(machine).len() == 2);
@@ -194,7 +195,7 @@ fn a_daemon_that_is_killed_comes_back_and_its_unit_is_clean() {
     machine.await_that("the other one is gone on with", |machine| ready(machine).len() == 2);
     assert_ne!(machine.main_pid(&unit), before);
 
-    // By gpushd, it stays away.
+    // Stopped through gpushd, it stays stopped.
     machine.sh("gpushctl mps stop 0");
     machine.await_that("it is inactive", |machine| machine.property(&unit, "ActiveState") == "inactive");
     machine.sh("systemctl restart gpushd.service; gpushctl status");
@@ -202,7 +203,7 @@ fn a_daemon_that_is_killed_comes_back_and_its_unit_is_clean() {
     machine.sh("gpushctl mps start 0");
     assert_eq!(ready(&machine).len(), 2);
 
-    // Not wanted any more: nothing is left of them but their logs.
+    // The config no longer wants them: only their logs remain.
     machine.write("/etc/gpush/config.toml", MPS);
     machine.sh("systemctl reload gpushd.service");
     machine.await_that("all are gone", |machine| daemons(machine).is_empty());
@@ -214,11 +215,11 @@ fn a_daemon_that_is_killed_comes_back_and_its_unit_is_clean() {
 }
 
 #[test]
-fn a_gpushd_that_is_killed_while_it_starts_daemons_leaves_none_to_nobody() {
+fn gpushd_killed_while_starting_daemons_orphans_none() {
     let Some(machine) = machine("a gpushd that is killed") else { return };
     let unit = unit(&target(&machine, 'g'));
     for turn in 0..12_u64 {
-        // A second after its end it is started again: before, while and after that.
+        // gpushd restarts it a second after its end: the kill comes before, during and after that.
         machine.kill(machine.main_pid(&unit));
         std::thread::sleep(Duration::from_millis(900 + turn * 20));
         machine.kill(machine.main_pid("gpushd.service"));
@@ -232,12 +233,12 @@ fn a_gpushd_that_is_killed_while_it_starts_daemons_leaves_none_to_nobody() {
 }
 
 #[test]
-fn what_can_not_be_started_says_why() {
+fn failed_daemon_start_reports_cause() {
     let Some(machine) = machine("MPS daemons that can't be started") else { return };
     let target = target(&machine, 'g');
     let unit = unit(&target);
 
-    // Without a bus daemons go on, and none can be started.
+    // Without a message bus, daemons continue, but none can be started.
     let others = ready(&machine);
     machine.sh("systemctl stop dbus.socket dbus.service");
     machine.kill(machine.main_pid(&unit));
@@ -249,13 +250,14 @@ fn what_can_not_be_started_says_why() {
     machine.sh("systemctl start dbus.socket");
     machine.await_that("it is served again", |machine| ready(machine).len() == 2);
 
-    // What it says before it is the daemon is in the journal, and where is said.
+    // Output before it becomes the daemon goes to the journal, and the API says where it is.
     machine.sh(&format!("mkdir -p /etc/systemd/system/{unit}.d"));
     machine.write(&format!("/etc/systemd/system/{unit}.d/none.conf"), "[Service]\nReadOnlyPaths=/var/log\n");
     machine.sh("systemctl daemon-reload");
     machine.kill(machine.main_pid(&unit));
-    machine
-        .await_that("it is told", |machine| reasons(machine, &target).contains("ended with status 1: `journalctl -u"));
+    machine.await_that("it is reported", |machine| {
+        reasons(machine, &target).contains("ended with status 1: `journalctl -u")
+    });
     println!("{}", reasons(&machine, &target));
     let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "be run: Read-only file system");
     machine.write(
@@ -263,18 +265,18 @@ fn what_can_not_be_started_says_why() {
         "[Service]\nExecStart=\nExecStart=/usr/bin/no-such-program\n",
     );
     machine.sh("systemctl daemon-reload");
-    machine.await_that("it is told", |machine| reasons(machine, &target).contains("ended with status 203"));
+    machine.await_that("it is reported", |machine| reasons(machine, &target).contains("ended with status 203"));
     println!("{}", reasons(&machine, &target));
     machine.sh(&format!("rm -r /etc/systemd/system/{unit}.d; systemctl daemon-reload"));
     machine.await_that("it is served again", |machine| ready(machine).len() == 2);
 }
 
 #[test]
-fn a_daemon_that_nobody_can_reach_is_ended_once_it_has_no_server() {
+fn unreachable_daemon_without_server_is_ended() {
     let Some(machine) = machine("MPS daemons without a directory") else { return };
     let (whole, part) = (unit(&target(&machine, 'g')), unit(&target(&machine, 'm')));
     let (kept, ended) = (machine.main_pid(&whole), machine.main_pid(&part));
-    // In place of a server: that of the simulated host ends with its directory.
+    // In place of a server: the simulated host's server ends with its directory.
     let group = machine.property(&whole, "ControlGroup");
     machine.sh(&format!("systemd-run --quiet --unit=server --property=Type=exec sleep 1000; cat /sys/fs/cgroup/system.slice/server.service/cgroup.procs > /sys/fs/cgroup{group}/cgroup.procs"));
     machine.sh("systemctl stop gpushd.service; rm -rf /run/gpush-mps/*; systemctl start gpushd.service");
@@ -290,7 +292,7 @@ fn a_daemon_that_nobody_can_reach_is_ended_once_it_has_no_server() {
 }
 
 #[test]
-fn directories_logs_and_accounts_are_in_their_places() {
+fn directories_logs_and_accounting_are_in_place() {
     let Some(machine) = machine("places of MPS daemons") else { return };
     let target = target(&machine, 'g');
     let unit = unit(&target);
@@ -298,12 +300,12 @@ fn directories_logs_and_accounts_are_in_their_places() {
     let is = |what: &str, is: &dyn Fn(&Value) -> bool| {
         machine.await_that(what, |machine| {
             let all: Value = serde_json::from_str(&machine.sh("gpushctl process list --json")).expect("processes");
-            let all = all["processes"].as_array().expect("processes").clone();
+            let all = all["gpu_processes"].as_array().expect("processes").clone();
             all.iter().any(|one| one["pid"] == pid && is(one))
         });
     };
     is("its unit", &|one| one["unit"] == "client.service" && one["slurm_job"].is_null());
-    // As slurmstepd lays them out.
+    // The cgroup path that slurmstepd creates.
     let job = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0";
     machine.sh(&format!("mkdir -p {job} && echo {pid} > {job}/cgroup.procs"));
     is("its job", &|one| one["slurm_job"] == 42 && one["cgroup"].to_string().contains("job_42/step_batch/user"));
@@ -312,19 +314,20 @@ fn directories_logs_and_accounts_are_in_their_places() {
     );
     let found = machine.sh(&modes);
     let found: Vec<&str> = found.lines().map(|line| line.rsplit_once(' ').expect("a mode and a name").0).collect();
-    // The group's part of the pipe directory is the mask of its access list.
+    // The group part of the pipe directory's mode is the mask of its access list.
     assert_eq!(found, ["711 root", "711 root", "750 root", "600 root", "750 root", "750 root"]);
     let look = |uid: u32| {
         machine.run(&format!("setpriv --reuid={uid} --regid={uid} --clear-groups ls /run/gpush-mps/{target}/1/control"))
     };
     assert!(look(65534).status.success() && !look(65533).status.success());
 
-    // Its user's number is not another's, though it ended while gpushd was away.
+    // Another user gets another directory number, although the first user's client ended while no gpushd ran.
     machine.sh("systemctl stop client.service gpushd.service");
     machine.kill(machine.main_pid(&unit));
     machine.sh("systemctl start gpushd.service");
     machine.await_that("it is served again", |machine| ready(machine).len() == 2);
-    let other = machine.sh("setpriv --reuid=65533 --regid=65533 --clear-groups gpushctl mps env 0 --for 1h");
+    let other =
+        machine.sh("setpriv --reuid=65533 --regid=65533 --clear-groups gpushctl lease env --mps --target 0 --for 1h");
     assert!(other.contains(&format!("/run/gpush-mps/{target}/2")), "{other}");
     assert!(look(65533).stdout.is_empty() && !look(65534).status.success());
 
@@ -335,14 +338,14 @@ fn directories_logs_and_accounts_are_in_their_places() {
     for unit in [unit.as_str(), "gpush-mps.slice", "gpush.slice"] {
         let used: u64 = machine.property(unit, "CPUUsageNSec").parse().expect("nanoseconds");
         assert!(used > 0, "{unit}");
-        // Whether there is a figure is for the controllers that this machine has left.
+        // The figure exists only if this machine delegates the controller.
         println!("{unit}: {} ms of CPU, memory {}", used / 1_000_000, machine.property(unit, "MemoryCurrent"));
     }
-    // The slice ends them, whatever gpushd wants.
+    // Stopping the slice ends them, whatever gpushd wants.
     machine.sh("systemctl stop gpushd.service; systemctl stop gpush.slice");
     assert_eq!(machine.sh("pgrep nvidia-cuda-mps || true"), "");
 
-    // What needrestart would make of its snippet; it asks with the unit's name.
+    // Evaluates the drop-in as needrestart does, with the unit's name.
     let ask = r#"our %nrconf = (override_rc => {}); do "/etc/needrestart/conf.d/gpush.conf"; die $@ if $@;
                  print join ",", map { $nrconf{override_rc}{$_} } grep { $ARGV[0] =~ /$_/ } keys %{$nrconf{override_rc}}"#;
     machine.write("/srv/ask.pl", ask);

@@ -111,7 +111,6 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
             1,
         ),
         ("rule layout empty", rule("layout = []"), 1),
-        ("rule layout dynamic", rule("layout = \"dynamic\""), 1),
         ("rule layout true", rule("layout = true"), 1),
         (
             "same name twice",
@@ -181,7 +180,60 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("mps with a layout", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nlayout = \"none\"\n"), 1),
         ("mps compute mode under MIG", rule("layout = \"2g.20gb:mps\"\nmps = { compute_mode = \"keep\" }"), 1),
         ("mps in a mode that is none", shared("mpx", "percentage = 0"), 2),
+        // Leases
+        ("lease of a rule", rule("layout = \"none\"\nlease = \"needed\"\nat_end = \"kill\"\nowner = \"root\""), 3),
+        ("lease enforced", rule("layout = \"none\"\nlease = \"enforced\""), 1),
+        (
+            "lease in mode unmanaged",
+            own("[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\nlease = \"required\"\nowner = \"slurm\"\n"),
+            2,
+        ),
+        ("layout dynamic in a list", rule("layout = [\"dynamic\", \"1g.10gb\"]"), 1),
+        ("layout dynamic in mode mps", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nlayout = \"dynamic\"\n"), 1),
+        ("placement", own("[leases]\nplacement = \"packed\"\norder = 1\n"), 2),
+        ("placement of a rule", rule("layout = \"none\"\nplacement = \"spread\""), 1),
+        ("quota with one bracket", own("[quota]\nusers = [\"alice\"]\nleases = 2\n"), 1),
+        ("quota of no user", own("[[quota]]\nleases = 2\n[[quota]]\neverybody = false\n[[quota]]\nusers = []\n"), 3),
+        ("quota key, near", own("[[quota]]\nuser = [\"alice\"]\nlease = 2\n"), 2),
+        ("quota names", own("[[quota]]\nusers = \"alice\"\ngroups = [\"gpu users\", \"*\"]\n"), 3),
+        (
+            "quota twice",
+            own(
+                "[[quota]]\nusers = [\"alice\", \"bob\"]\ngroups = [\"alice\"]\n[[quota]]\nusers = [\"bob\"]\n[[quota]]\neverybody = true\n[[quota]]\ngroups = [\"late\"]\n",
+            ),
+            2,
+        ),
+        ("quota kinds", own("[[quota]]\neverybody = true\nkinds = [\"mig\", \"gpu\", \"Whole\"]\n"), 2),
+        ("quota kinds empty", own("[[quota]]\neverybody = true\nkinds = []\n"), 1),
+        ("quota figures", own("[[quota]]\neverybody = true\nleases = -1\nwaiting = \"4\"\nmps_percent = 0\n"), 3),
+        (
+            "quota memory",
+            ["40", "1.5G", "0%", "101%", "1.2345 GPUs", "GPUs", "-1 GPU", "half"]
+                .map(|memory| {
+                    format!(
+                        "[[quota]]\nusers = [\"u{}\"]\nmemory = \"{memory}\"\n",
+                        memory.bytes().map(u32::from).sum::<u32>()
+                    )
+                })
+                .concat(),
+            8,
+        ),
+        (
+            "quota durations",
+            ["2 days", "0s", "99999w", "1.5s"]
+                .map(|longest| {
+                    format!(
+                        "[[quota]]\ngroups = [\"g{}\"]\nlongest = \"{longest}\"\n",
+                        longest.bytes().map(u32::from).sum::<u32>()
+                    )
+                })
+                .concat(),
+            4,
+        ),
+        ("quota GPUs", own("[[quota]]\neverybody = true\ngpus = [\"3-1\", \"0,2\"]\n"), 2),
+        ("quota GPUs empty", own("[[quota]]\neverybody = true\ngpus = []\n"), 1),
         // Turns
+        ("turns, replicas of one process", turns("timeslice", "replicas = 2\ncompute_mode = \"exclusive_process\""), 1),
         (
             "turns, figures",
             turns(

@@ -30,7 +30,8 @@ fn what_the_example_comments_out_is_the_default() {
     // Settings without a default value: the example has to name some group and path.
     let api = Api { socket_group: None, admin_socket: None, ..config.api };
     let mode_change = ModeChange { before: None, after: None, ..config.mode_change };
-    let settings = Config { api, mode_change, layouts: BTreeMap::new(), rules: Vec::new(), ..config };
+    let settings =
+        Config { api, mode_change, layouts: BTreeMap::new(), quotas: Vec::new(), rules: Vec::new(), ..config };
     assert_eq!(settings, Config::default());
 }
 

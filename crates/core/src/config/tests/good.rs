@@ -1,10 +1,14 @@
 use gpush_api::{
-    ComputeMode, MemoryLimit, Mode, MpsComputeMode, MpsPolicy, MpsSettings, MpsUsers, Priority, TimesliceLevel,
-    TimeslicePolicy,
+    AtLeaseEnd, ComputeMode, LeaseKind, LeaseOwner, LeaseRequirement, MemoryLimit, Mode, MpsComputeMode, MpsPolicy,
+    MpsSettings, MpsUsers, Priority, TimesliceLevel, TimeslicePolicy,
 };
 use proptest::prelude::*;
 
 use super::super::*;
+use crate::lease::{
+    placement::Policy,
+    quota::{Limits, MemoryAmount, Subject},
+};
 
 const WHOLE: &str = r#"
 auto_reconcile = true
@@ -36,6 +40,29 @@ pause_s = 90
 [processes]
 stray = "end"
 allow = [{ exe = "/usr/bin/nvtop" }, { exe = "/usr/bin/nvtop", uid = 1000 }, { uid = 0 }]
+
+[leases]
+placement = "spread"
+
+[[quota]]
+users = ["alice", "bob"]
+groups = ["staff"]
+kinds = ["mps", "mig"]
+leases = 4
+waiting = 0
+memory = "1.5 gpu"
+mps_percent = 150
+longest = "2d12h"
+gpus = ["0-1", "*A30*"]
+
+[[quota]]
+groups = ["students"]
+memory = "40g"
+
+[[quota]]
+everybody = true
+memory = "37.5 %"
+leases = 1
 
 [layouts]
 halves = ["3g.40gb*2"]
@@ -98,6 +125,14 @@ level = "long"
 compute_mode = "keep"
 
 [[gpu]]
+match = ["2"]
+mode = "mig"
+layout = "Dynamic"
+lease = "required"
+at_end = "end"
+owner = "slurm"
+
+[[gpu]]
 match = ["*L4*"]
 mode = "exclusive"
 
@@ -123,7 +158,7 @@ fn every_key_is_taken() {
     let modes: Vec<Mode> = config.rules.iter().map(|rule| rule.mode).collect();
     let first = [Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mps, Mode::Mps];
     assert_eq!(modes[..7], first);
-    assert_eq!(modes[7..], [Mode::Timeslice, Mode::Timeslice, Mode::Exclusive, Mode::Unmanaged]);
+    assert_eq!(modes[7..], [Mode::Timeslice, Mode::Timeslice, Mode::Mig, Mode::Exclusive, Mode::Unmanaged]);
     let layouts: Vec<Option<String>> =
         config.rules.iter().map(|rule| config.layout_of(rule).map(|layout| layout.to_string())).collect();
     let expected = ["3g.40gb*2", "1g.10gb*7", "1g.6gb*4", "none", "2g.20gb*2:mps,1c.3g.40gb:mps"];
@@ -169,6 +204,71 @@ fn how_holders_take_turns() {
         assert_eq!(config.rules[0].timeslice.as_ref().unwrap().compute_mode, Some(mode));
         assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config);
     }
+}
+
+#[test]
+fn rule_lease_terms_have_defaults_by_mode() {
+    let config = Config::parse(WHOLE, "config.toml").unwrap();
+    let terms = |rule: usize| config.rules[rule].lease.map(|terms| (terms.requirement, terms.at_end, terms.owner));
+    let (report, users) = (AtLeaseEnd::Report, LeaseOwner::Users);
+    assert_eq!(terms(0), Some((None, report, users)), "in mode mig the default depends on the device");
+    assert_eq!(terms(5), Some((Some(LeaseRequirement::Required), report, users)));
+    assert_eq!(terms(7), Some((Some(LeaseRequirement::Optional), report, users)));
+    assert_eq!(terms(9), Some((Some(LeaseRequirement::Required), AtLeaseEnd::End, LeaseOwner::Slurm)));
+    assert_eq!(terms(11), None);
+    assert!(config.rules[9].is_dynamic() && !config.rules[0].is_dynamic());
+    let view = &config.view(None, &[]).rules[9];
+    assert_eq!((&view.layout, view.lease), (&Some(vec!["dynamic".to_owned()]), config.rules[9].lease));
+}
+
+#[test]
+fn quotas_are_resolved_for_the_host() {
+    let config = Config::parse(WHOLE, "config.toml").unwrap();
+    assert_eq!(config.leases.placement, Policy::Spread);
+    let quotas = config.quotas(&crate::preset::gpus("dgx-a100").unwrap());
+    let user = |name: &str| Subject::User(name.to_owned());
+    let group = |name: &str| Subject::Group(name.to_owned());
+    let subjects: Vec<Subject> = quotas.iter().map(|quota| quota.subject.clone()).collect();
+    assert_eq!(subjects, [user("alice"), user("bob"), group("staff"), group("students"), Subject::Everybody]);
+    let limits = Limits {
+        kinds: Some([LeaseKind::Mig, LeaseKind::Mps].into()),
+        leases: Some(4),
+        queued: Some(0),
+        memory: Some(MemoryAmount::Gpus(1500)),
+        mps_tenths: Some(1500),
+        longest_s: Some(216_000),
+        gpus: Some([0, 1].into()),
+    };
+    assert!(quotas[..3].iter().all(|quota| quota.limits == limits), "{quotas:?}");
+    assert_eq!(quotas[3].limits, Limits { memory: Some(MemoryAmount::Mib(40 * 1024)), ..Limits::default() });
+    // 37.5 % of 8 GPUs.
+    assert_eq!(quotas[4].limits.memory, Some(MemoryAmount::Gpus(3000)));
+    assert!(Config::default().quotas(&[]).is_empty());
+}
+
+#[test]
+fn each_key_of_a_quota_has_an_effect() {
+    let keys = [
+        "users = [\"alice\"]",
+        "groups = [\"staff\"]",
+        "everybody = true",
+        "kinds = [\"whole\"]",
+        "leases = 1",
+        "waiting = 1",
+        "memory = \"2 GPUs\"",
+        "mps_percent = 1",
+        "longest = \"1h\"",
+        "gpus = [\"all\"]",
+    ];
+    let plain = Config::parse("[[quota]]\nusers = [\"bob\"]\n", "config.toml").unwrap();
+    for line in keys {
+        let base = if line.starts_with("users") { "" } else { "users = [\"bob\"]\n" };
+        let config = Config::parse(&format!("[[quota]]\n{base}{line}\n"), "config.toml").unwrap();
+        assert!(!plain.differences(&config).is_empty(), "{line}");
+        assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config, "{line}");
+    }
+    let tried: Vec<&str> = keys.iter().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(tried, schema::QUOTA.keys);
 }
 
 #[test]
@@ -244,6 +344,7 @@ fn each_key_has_an_effect_on_the_config() {
             ],
         ),
         ("[processes]", &["stray = \"end\"", "grace_s = 0", "allow = [{ uid = 1000 }]"]),
+        ("[leases]", &["placement = \"spread\""]),
         ("[layouts]", &["any = [\"3g.40gb\"]"]),
     ];
     let mut tried = Vec::new();
@@ -256,7 +357,8 @@ fn each_key_has_an_effect_on_the_config() {
             tried.push((*header, line.split(' ').next().unwrap()));
         }
     }
-    for section in schema::SECTIONS.iter().filter(|section| !section.table().starts_with("gpu")) {
+    let by_itself = |section: &&schema::Section| !section.table().starts_with("gpu") && section.table() != "quota";
+    for section in schema::SECTIONS.iter().filter(by_itself) {
         for key in section.keys {
             assert!(tried.contains(&(section.header, key)), "{} {key} is not tried here", section.header);
         }

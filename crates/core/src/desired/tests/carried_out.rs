@@ -1,11 +1,11 @@
-//! Plans that are carried out, of any layout on any GPU.
+//! Execution of plans, for any layout on any GPU.
 
 use super::*;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// There is drift exactly when a plan has steps, and carrying out the plan leaves none.
+    /// There is drift exactly if a plan has steps, and none after the plan.
     #[test]
     fn drift_and_plan_agree(before in any_layout(), after in any_layout()) {
         let mut gpu = host().remove(7);
@@ -15,7 +15,7 @@ proptest! {
                 gpus: vec!["all".to_owned()],
                 layout: LayoutSource::Entries(layout.canonical()),
             });
-            let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None, timeslice: None };
+            let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None, dynamic_rule: false, dynamic: false, timeslice: None };
             if plan.refusal.is_some() {
                 prop_assert!(!drift(&wish, &gpu).is_empty(), "{text}");
                 continue;
@@ -29,7 +29,7 @@ proptest! {
 
 #[test]
 fn placements_of_the_fixtures_are_the_parts_own() {
-    // Guards the helpers above: a fixture that no driver could show proves nothing.
+    // Checks the fixtures above: a state that no driver could report would prove nothing.
     let mut gpu = host().remove(0);
     set(&mut gpu, &[("3g.40gb", 4, &[])]);
     assert_eq!(gpu.mig.unwrap().instances[0].placement, Placement { start: 4, size: 4 });
@@ -38,7 +38,7 @@ fn placements_of_the_fixtures_are_the_parts_own() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// A saved host that was damaged is refused or planned on; it never brings anything down.
+    /// A damaged saved host is refused or planned on; nothing panics.
     #[test]
     fn damaged_saved_hosts_never_panic(figures in prop::collection::vec((0usize..600, 0u32..300), 1..4), which in 0usize..6) {
         let names = ["1g.10gb", "3g.40gb", "1c.3g.40gb*3", "7g.80gb", "none", "1g.10gb@4,2g.20gb"];
@@ -54,7 +54,7 @@ proptest! {
             let layout = LayoutSource::Entries(vec![names[which].to_owned()]);
             let _ = plan_host(&Config::default(), &gpus, &request(&["all"], layout));
             let layout = Layout::parse(names[which]).ok();
-            let wish = Wish { mode: Mode::Mig, rule: None, layout, configured: None, timeslice: None };
+            let wish = Wish { mode: Mode::Mig, rule: None, layout, configured: None, dynamic_rule: false, dynamic: false, timeslice: None };
             for gpu in &gpus {
                 let _ = drift(&wish, gpu);
             }

@@ -1,9 +1,9 @@
-//! What differs from the config, in sentences.
+//! Differences from the config, in sentences.
 
 use super::*;
 
 #[test]
-fn drift_in_sentences() {
+fn drift_is_described_in_sentences() {
     type Case =
         (&'static str, &'static str, &'static [(&'static str, u8, &'static [&'static str])], &'static [&'static str]);
     let cases: &[Case] = &[
@@ -37,7 +37,15 @@ fn drift_in_sentences() {
         let layout = Layout::parse(layout).unwrap();
         let mut gpu = host().remove(0);
         set(&mut gpu, instances);
-        let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None, timeslice: None };
+        let wish = Wish {
+            mode: Mode::Mig,
+            rule: None,
+            layout: Some(layout),
+            configured: None,
+            dynamic_rule: false,
+            dynamic: false,
+            timeslice: None,
+        };
         assert_eq!(drift(&wish, &gpu), *expected, "{what}");
     }
     println!("{} drifts", cases.len());
@@ -49,13 +57,15 @@ fn drift_in_sentences() {
         rule: None,
         layout: Some(Layout::parse("3g.40gb").unwrap()),
         configured: None,
+        dynamic_rule: false,
+        dynamic: false,
         timeslice: None,
     };
     assert_eq!(drift(&wish, &gpu), ["compute instances of 3g.40gb@4: missing 3g.40gb"]);
 }
 
 #[test]
-fn a_reading_without_profiles_is_not_called_drifted_by_guess() {
+fn reading_without_profiles_shows_no_drift() {
     let mut gpu = host().remove(0);
     gpu.mig.as_mut().unwrap().profiles = std::sync::Arc::default();
     let wish = Wish {
@@ -63,6 +73,8 @@ fn a_reading_without_profiles_is_not_called_drifted_by_guess() {
         rule: None,
         layout: Some(Layout::parse("3g.40gb").unwrap()),
         configured: None,
+        dynamic_rule: false,
+        dynamic: false,
         timeslice: None,
     };
     assert_eq!(drift(&wish, &gpu), ["its MIG profiles are not known, so it can't be compared with the layout 3g.40gb"]);
@@ -76,12 +88,14 @@ fn drift_of_modes() {
         for (enabled, pending) in [(false, false), (false, true), (true, false), (true, true)] {
             let mut gpu = host().remove(0);
             let mig = gpu.mig.as_mut().unwrap();
-            (mig.enabled, mig.pending) = (enabled, pending);
+            mig.set_mode(enabled, pending);
             let wish = Wish {
                 mode,
                 rule: None,
                 layout: (mode == Mode::Mig).then(|| layout.clone()),
                 configured: None,
+                dynamic_rule: false,
+                dynamic: false,
                 timeslice: None,
             };
             let _ = writeln!(shown, "{mode:?}, MIG {enabled}, pending {pending}: {:?}", drift(&wish, &gpu));
@@ -93,6 +107,8 @@ fn drift_of_modes() {
             rule: None,
             layout: (mode == Mode::Mig).then(|| layout.clone()),
             configured: None,
+            dynamic_rule: false,
+            dynamic: false,
             timeslice: None,
         };
         let _ = writeln!(shown, "{mode:?}, no MIG: {:?}", drift(&wish, &gpu));
@@ -101,13 +117,13 @@ fn drift_of_modes() {
 }
 
 #[test]
-fn describe_fills_in_what_the_config_wants() {
+fn describe_adds_the_desired_state() {
     let mut host = host();
     set(&mut host[0], &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])]);
     describe_all(&config(), &mut host);
     assert_eq!((host[0].mode, host[0].rule.as_deref()), (Mode::Mig, Some("training")));
     assert_eq!((host[0].layout.as_deref(), host[0].drift.len()), (Some(&["3g.40gb*2".to_owned()][..]), 0));
     assert_eq!(host[1].drift, ["missing 3g.40gb*2"]);
-    assert_eq!(host[3].drift, ["MIG mode is on, mode exclusive wants the whole GPU"]);
+    assert_eq!(host[3].drift, ["MIG mode is on, but mode `exclusive` needs the whole GPU"]);
     assert_eq!((host[7].mode, &host[7].rule, &host[7].layout), (Mode::Unmanaged, &None, &None));
 }

@@ -21,7 +21,7 @@ fn over(gpus: &mut [Gpu], at: usize, text: &str) {
     gpus[at].overridden = Some(an_override(&gpus[at], &layout));
 }
 
-/// Does what an agent does with a request: plans it, carries the plans out, settles overrides.
+/// Handles a request like an agent: plans it, applies the plans, updates overrides.
 fn apply(gpus: &mut [Gpu], request: &PlanRequest) -> Option<Vec<Standing>> {
     let plans = plan_host(&config(), gpus, request).ok()?.plans;
     if plans.iter().any(|plan| plan.error.is_some()) {
@@ -47,7 +47,7 @@ fn drifting(gpus: &[Gpu]) -> Vec<u32> {
 }
 
 #[test]
-fn an_override_is_wanted_where_a_rule_of_mode_mig_claims_the_gpu_and_nowhere_else() {
+fn override_is_effective_only_under_a_mig_rule() {
     let mut gpus = host();
     for at in 0..8 {
         over(&mut gpus, at, "7g.80gb");
@@ -61,7 +61,7 @@ fn an_override_is_wanted_where_a_rule_of_mode_mig_claims_the_gpu_and_nowhere_els
         let expected = if [0, 1, 2, 5].contains(&at) { Some("7g.80gb".to_owned()) } else { None };
         assert_eq!(wanted, expected, "GPU {at}");
     }
-    // One of a newer gpushd is no licence for the rule's layout: nothing is done.
+    // An override of a newer gpushd does not permit the rule's layout: nothing changes.
     gpus[0].overridden.as_mut().unwrap().layout = vec!["9x.unheard-of".to_owned()];
     describe_all(&config(), &mut gpus);
     assert_eq!(gpus[0].drift, ["the layout of its override is not known to this gpushd"]);
@@ -71,7 +71,7 @@ fn an_override_is_wanted_where_a_rule_of_mode_mig_claims_the_gpu_and_nowhere_els
 }
 
 #[test]
-fn only_a_named_gpu_gets_its_rules_own_layout_back() {
+fn only_named_gpu_returns_to_its_rules_layout() {
     let mut gpus = host();
     over(&mut gpus, 0, "7g.80gb");
     let layouts = |gpus: &[Gpu], selectors: &[&str], source| -> Vec<Vec<String>> {
@@ -85,7 +85,7 @@ fn only_a_named_gpu_gets_its_rules_own_layout_back() {
     assert_eq!(layouts(&gpus, &["0"], LayoutSource::Config)[0], ["3g.40gb*2"]);
     assert_eq!(apply(&mut gpus, &request(&[], LayoutSource::Config)).unwrap(), vec![Standing::Stays; 4]);
     assert_eq!(apply(&mut gpus, &request(&["0-1"], LayoutSource::Config)).unwrap(), vec![Standing::Ended; 2]);
-    // The same layout, however it is written, is the rule's own.
+    // The same layout in any notation is the rule's own.
     for same in ["3g.40gb*2", "3g.40gb,3g.40gb", "3G.40GB * 2"] {
         assert_eq!(apply(&mut gpus, &request(&["0"], entries(same))), Some(vec![Standing::Ended]), "{same}");
     }
@@ -100,10 +100,9 @@ fn only_a_named_gpu_gets_its_rules_own_layout_back() {
 }
 
 #[test]
-fn a_gpu_that_is_asked_to_be_whole_gets_no_override() {
+fn request_without_mig_sets_no_override() {
     let mut gpus = host();
     gpus[0].mig.as_mut().unwrap().enabled = false;
-    gpus[0].mig.as_mut().unwrap().pending = false;
     let each = |gpu: &str, mig, layout: &[&str]| GpuLayout {
         gpu: gpu.into(),
         mig,
@@ -116,7 +115,7 @@ fn a_gpu_that_is_asked_to_be_whole_gets_no_override() {
 }
 
 #[test]
-fn what_a_config_changes_under_overrides() {
+fn config_changes_under_overrides_are_found() {
     let gpus = host();
     let uuids: Vec<String> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     let changed = |text: &str, gpus: &[Gpu]| -> Vec<usize> {
@@ -129,7 +128,7 @@ fn what_a_config_changes_under_overrides() {
     assert_eq!(changed(&CONFIG.replace("\"3g.40gb*2\"", "\"7g.80gb\""), &gpus), [0, 1]);
     assert_eq!(changed(&CONFIG.replace("exclusive", "unmanaged"), &gpus), [3]);
     assert_eq!(changed("", &gpus), [0, 1, 2, 3, 5]);
-    // Of a GPU that is not seen, and of all without a driver, nobody knows whose it is.
+    // For an unseen GPU, and for all GPUs without a driver, the matching rule is unknown.
     assert_eq!(changed(&CONFIG.replace("exclusive", "unmanaged"), &gpus[..7]), [3, 7]);
     assert_eq!(changed(&CONFIG.replace("\"3g.40gb*2\"", "\"7g.80gb\""), &[]), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(changed(&format!("auto_reconcile = true\n{CONFIG}"), &[]), [0; 0]);
@@ -155,10 +154,10 @@ fn any_request() -> impl Strategy<Value = PlanRequest> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Whatever was asked for and carried out, nothing drifts on the GPUs that it meant: what
-    /// stands is what is wanted. A GPU that was not meant is as it was, and so is its override.
+    /// After any requests, the GPUs that they named have no drift: their instances match the desired state.
+    /// Other GPUs and their overrides are unchanged.
     #[test]
-    fn what_was_reached_is_what_is_wanted(requests in prop::collection::vec(any_request(), 1..6)) {
+    fn applied_requests_leave_no_drift(requests in prop::collection::vec(any_request(), 1..6)) {
         let mut gpus = host();
         for request in requests {
             let before = gpus.clone();
@@ -177,7 +176,7 @@ proptest! {
                     prop_assert_eq!(gpu, was);
                 }
             }
-            // So a look for drift finds nothing to do there, and leaves every override.
+            // So a repair of drift finds nothing to do there, and keeps every override.
             let wanted = PlanRequest { gpus: meant, layout: LayoutSource::Wanted };
             let plans = plan_host(&config(), &gpus, &wanted).unwrap().plans;
             prop_assert!(plans.iter().all(|plan| plan.steps.is_empty()), "{:?}", plans);
@@ -187,9 +186,9 @@ proptest! {
         }
     }
 
-    /// An override says nothing about any other GPU, nor about what its own rule says.
+    /// An override affects no other GPU, and not its own rule.
     #[test]
-    fn an_override_is_about_one_gpu(at in 0usize..8, text in any_layout()) {
+    fn override_affects_one_gpu(at in 0usize..8, text in any_layout()) {
         let mut gpus = host();
         over(&mut gpus, at, &text);
         let with = wishes(&config(), &gpus);

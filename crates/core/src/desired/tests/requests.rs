@@ -1,20 +1,20 @@
-//! What requests mean, and what of them is refused.
+//! The meaning of requests, and their refusals.
 
 use super::*;
 
 #[test]
-fn no_selector_means_what_the_config_claims_for_mig() {
+fn request_without_selector_means_gpus_claimed_for_mig() {
     let plans = plan_host(&config(), &host(), &PlanRequest::default()).unwrap().plans;
     let shown: Vec<(u32, String, usize)> = plans.iter().map(|p| (p.gpu, p.layout.join(","), p.steps.len())).collect();
     let expected = [(0, "3g.40gb*2", 4), (1, "3g.40gb*2", 4), (2, "3g.40gb,1c.3g.40gb*3", 6), (5, "none", 0)];
     assert_eq!(shown, expected.map(|(gpu, layout, steps)| (gpu, layout.to_owned(), steps)));
-    // With a layout of its own the request goes to the same GPUs.
+    // A request with an explicit layout applies to the same GPUs.
     let plans = plan_host(&config(), &host(), &request(&[], entries("7g.80gb"))).unwrap().plans;
     assert_eq!(plans.iter().map(|p| p.gpu).collect::<Vec<_>>(), [0, 1, 2, 5]);
 }
 
 #[test]
-fn a_named_layout_and_entries_reach_unclaimed_gpus() {
+fn named_layouts_and_entries_apply_to_unclaimed_gpus() {
     let named = LayoutSource::Named("halves".to_owned());
     let plan = one(&config(), &host(), &request(&["7"], named));
     assert_eq!((plan.gpu, plan.layout.join(",").as_str(), plan.steps.len()), (7, "3g.40gb*2", 4));
@@ -59,7 +59,7 @@ fn requests_that_are_refused() {
     for (what, config, request, code) in &cases {
         let error = match (plan_host(config, &host, request), what.ends_with("GPU") && *code != Code::Conflict) {
             (Err(error), false) => error,
-            // A GPU in a bad way has no plan, and leaves the others theirs.
+            // A GPU in a bad state has no plan; the others have theirs.
             (Ok(plans), _) => {
                 let bad: Vec<_> = plans.plans.into_iter().filter(|plan| plan.error.is_some()).collect();
                 assert!(bad.len() == 1 && bad[0].steps.is_empty(), "{what}: {bad:?}");
@@ -77,19 +77,19 @@ fn requests_that_are_refused() {
     }
     println!("{} requests refused", cases.len());
     insta::assert_snapshot!(shown);
-    // Naming it is the way out of `degraded`.
+    // A request that names it ends `degraded`.
     assert!(one(&config, &host, &request(&["1"], LayoutSource::Config)).error.is_none());
     assert!(plan_host(&empty, &[], &PlanRequest::default()).unwrap_err().message.contains("no GPU"));
 }
 
-/// The text between the first `start` and the next `end`.
+/// Returns the text between the first `start` and the next `end`.
 fn between<'t>(text: &'t str, start: &str, end: &[char]) -> Option<&'t str> {
     let (_, rest) = text.split_once(start)?;
     Some(rest.split(end).next().unwrap_or(rest))
 }
 
 #[test]
-fn what_a_hint_says_to_type_works_for_that_gpu() {
+fn commands_in_hints_work_for_their_gpu() {
     const RULES: &str = r#"
 [[gpu]]
 name = "whole"
@@ -125,7 +125,7 @@ layout = "none"
                     assert!(plans.iter().all(|plan| plan.error.is_none()), "{hint}: {plans:?}");
                     named += 1;
                 }
-                // Of several GPUs the first in the way is told.
+                // Of several GPUs, the first one that blocks is named.
                 let rule = between(&hint, "add a rule (", &[')']).filter(|_| gpus[..] != ["all"]);
                 if let Some(rule) = rule {
                     let rule = rule.replace("\", l", "\"\nl").replace("], ", "]\n");
@@ -146,7 +146,7 @@ fn entries_or_none(text: &str) -> LayoutSource {
 }
 
 #[test]
-fn one_gpu_that_cannot_does_not_hide_the_others() {
+fn one_gpu_without_a_plan_hides_no_other() {
     let host = preset::gpus("mixed").unwrap();
     let plans = plan_host(&Config::default(), &host, &request(&["all"], entries("1g.10gb"))).unwrap().plans;
     let refusals: Vec<Option<&Refusal>> = plans.iter().map(|plan| plan.refusal.as_ref()).collect();
@@ -164,7 +164,7 @@ fn one_gpu_that_cannot_does_not_hide_the_others() {
 }
 
 #[test]
-fn instances_in_use_block_and_the_layout_is_still_told() {
+fn blocked_plan_still_shows_its_layout() {
     let mut host = host();
     set(&mut host[0], &[("7g.80gb", 0, &[])]);
     host[0].mig.as_mut().unwrap().instances[0].compute[0].processes.push(process(4711));
@@ -176,7 +176,7 @@ fn instances_in_use_block_and_the_layout_is_still_told() {
 }
 
 #[test]
-fn nothing_is_destroyed_on_a_gpu_whose_users_are_not_known() {
+fn gpu_with_unknown_users_keeps_its_instances() {
     let mut gpu = host().remove(0);
     let idle = instance(&gpu, 1, "3g.40gb", 0, &[]);
     gpu.mig.as_mut().unwrap().instances = vec![idle];
@@ -192,14 +192,14 @@ fn nothing_is_destroyed_on_a_gpu_whose_users_are_not_known() {
     }
     let grown = ask("3g.40gb,1g.10gb*2");
     assert!(grown.error.is_none() && !grown.steps.is_empty(), "{:?}", grown.error);
-    // Absent in what older agents wrote, and then true.
+    // The field is absent in the output of older agents, and then true.
     let mut json = serde_json::to_value(&gpu).unwrap();
     assert_eq!(json.as_object_mut().unwrap().remove("processes_known"), Some(serde_json::json!(false)));
     assert!(serde_json::from_value::<Gpu>(json).unwrap().processes_known);
 }
 
 #[test]
-fn a_share_changes_nothing_about_instances() {
+fn sharing_changes_no_instances() {
     let config = Config::parse("[layouts]\nshared = [\"3g.40gb:mps\", \"1c.2g.20gb:mps\", \"1c.2g.20gb\"]\n", "test");
     let config = config.unwrap();
     let plan = |layout| plan_host(&config, &host(), &request(&["0"], layout)).unwrap().plans.remove(0);

@@ -1,15 +1,15 @@
-//! What is reset together on NVSwitches.
+//! GPUs on NVSwitches that are reset together.
 
 use gpush_api::NvLink;
 
 use super::*;
 
 #[test]
-fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
+fn gpus_on_a_switch_reset_together_without_fabric_manager() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     for gpu in &mut gpus {
         let mig = gpu.mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (false, false);
+        mig.set_mode(false, false);
         gpu.nvlink = Some(NvLink { links: 12, switched: gpu.index < 4, peers: Vec::new() });
     }
     let none = Config::default();
@@ -23,9 +23,9 @@ fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
     assert_eq!(together(&alone[0]), [1, 2, 3], "GPU 4 and up hang on none");
     let stops = "[mode_change]\nservices = [\"nvidia-fabricmanager.service\"]\n";
     assert_eq!(together(&plan(&Config::parse(stops, "test").unwrap(), &gpus)), [1, 2, 3], "stopped for the reset");
-    // Off is done last: what the same request makes on the others would be lost.
+    // MIG mode goes off last: otherwise the reset would lose the new instances on the others.
     let mig = gpus[0].mig.as_mut().unwrap();
-    (mig.enabled, mig.pending) = (true, true);
+    mig.set_mode(true, true);
     let each = |gpu: &Gpu, mig| GpuLayout {
         gpu: gpu.uuid.clone(),
         mig,
@@ -38,19 +38,19 @@ fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
     let error = swapped[0].error.as_ref().unwrap();
     assert!(error.causes[0].contains("GPU 1") && error.causes[0].contains("same operation"), "{error:?}");
     let mig = gpus[0].mig.as_mut().unwrap();
-    (mig.enabled, mig.pending) = (false, false);
-    // Somebody's change of mode that waits for a reset is not made by ours.
-    gpus[1].mig.as_mut().unwrap().pending = true;
+    mig.set_mode(false, false);
+    // A pending mode change of another user must not take effect through this reset.
+    gpus[1].mig.as_mut().unwrap().reset_pending = true;
     let mut along = [plan(&none, &gpus)];
     without_fabric_manager(&none, &gpus, &mut along);
     assert!(along[0].error.as_ref().unwrap().causes[0].contains("MIG mode on pending"), "{along:?}");
-    gpus[1].mig.as_mut().unwrap().pending = false;
+    gpus[1].mig.as_mut().unwrap().reset_pending = false;
     gpus[2].processes.push(process(4711));
     without_fabric_manager(&none, &gpus, &mut alone);
     let error = alone[0].error.as_ref().unwrap();
     assert!(error.causes[0].contains("GPU 2"), "{error:?}");
     assert!(error.hint.as_deref().unwrap().contains("systemctl start nvidia-fabricmanager"), "{error:?}");
-    // Joined directly, each is reset by itself.
+    // Connected directly, each is reset alone.
     gpus[0].nvlink = Some(NvLink { links: 4, switched: false, peers: vec![gpus[2].pci.clone()] });
     alone = [plan(&none, &gpus)];
     without_fabric_manager(&none, &gpus, &mut alone);

@@ -1,9 +1,9 @@
-//! GPUs that the config wants uncut.
+//! GPUs that the config wants without MIG.
 
 use super::*;
 
 #[test]
-fn named_without_a_layout_a_gpu_becomes_what_its_rule_wants_whole() {
+fn named_gpu_without_layout_gets_mig_disabled_by_its_rule() {
     let exclusive = Config::parse("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n", "test").unwrap();
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     set(&mut gpus[0], &[("3g.40gb", 4, &[])]);
@@ -12,13 +12,14 @@ fn named_without_a_layout_a_gpu_becomes_what_its_rule_wants_whole() {
         assert!(plan.mig_mode() == Some(false) && plan.reset().is_some() && plan.error.is_none(), "{plan:?}");
         assert_eq!(plan.instance_steps().count(), 2, "its instance goes first: {plan:?}");
     }
-    // Nobody is cut out of a request for all, nor made whole by it.
+    // A request for all GPUs neither fails because of them nor disables MIG on them.
     assert!(plan_host(&exclusive, &gpus, &PlanRequest::default()).is_err());
     gpus[0].mig.as_mut().unwrap().instances[0].processes.push(process(4711));
     let plan = one(&exclusive, &gpus, &request(&["0"], LayoutSource::Config));
     assert!(plan.is_empty() && plan.error.is_some(), "{plan:?}");
     let mig = gpus[0].mig.as_mut().unwrap();
-    (mig.enabled, mig.pending, mig.instances) = (false, false, Vec::new());
+    mig.set_mode(false, false);
+    mig.instances = Vec::new();
     let plan = one(&exclusive, &gpus, &request(&["0"], LayoutSource::Config));
     assert!(plan.is_empty() && plan.error.is_none(), "as wanted: {plan:?}");
     let unmanaged = Config::parse("[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n", "test").unwrap();

@@ -7,8 +7,12 @@ use super::Environment;
 /// Formats that an environment is written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// `export NAME='value'` lines for `eval`; `unset` for what does not apply.
+    /// `export NAME='value'` lines for `eval` in a POSIX shell; `unset` for what does not apply.
     Shell,
+    /// The same for fish: `set -gx`, `set -e`.
+    Fish,
+    /// The same for csh and tcsh: `setenv`, `unsetenv`.
+    Csh,
     /// An object.
     Json,
     /// Arguments of `docker run`, one on each line: devices, `--env` and the mounted pipe directory.
@@ -30,6 +34,23 @@ pub(super) fn text(environment: &Environment, format: Format) -> String {
             }
             for (name, value) in variables {
                 _ = writeln!(text, "export {name}='{value}'");
+            }
+        }
+        Format::Fish => {
+            for name in environment.unset() {
+                _ = writeln!(text, "set -e {name}");
+            }
+            for (name, value) in variables {
+                _ = writeln!(text, "set -gx {name} '{value}'");
+            }
+        }
+        Format::Csh => {
+            // csh replaces the newlines of a command substitution with blanks.
+            for name in environment.unset() {
+                _ = writeln!(text, "unsetenv {name};");
+            }
+            for (name, value) in variables {
+                _ = writeln!(text, "setenv {name} '{value}';");
             }
         }
         Format::Json => {

@@ -8,8 +8,10 @@ use std::fmt;
 use gpush_api::{LeaseId, MemoryLimit, Percentage, Priority};
 
 mod format;
+mod variables;
 
 pub use format::{Format, SHELL_FAILURE};
+pub use variables::NotAnEnvironment;
 
 /// Longest path that nvidia-cuda-mps-control accepts, in bytes; with 88 it fails silently.
 const LONGEST_PIPE_DIRECTORY: usize = 87;

@@ -72,6 +72,48 @@ fn shell_evaluates_to_the_variables() {
     assert!(!Command::new("/bin/sh").arg("-c").arg(SHELL_FAILURE).status().unwrap().success());
 }
 
+fn owned(environment: &Environment) -> Vec<(String, String)> {
+    environment.variables().into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[test]
+fn environment_reads_back_from_its_variables() {
+    for environment in [mps(), mig()] {
+        let mut variables = owned(&environment);
+        variables.reverse();
+        assert_eq!(Environment::from_variables(&variables), Ok(environment));
+    }
+}
+
+#[test]
+fn foreign_or_wrong_variable_is_named() {
+    for (name, value) in [
+        ("LD_PRELOAD", "/tmp/x.so"),
+        ("CUDA_VISIBLE_DEVICES", "all"),
+        ("CUDA_MPS_PIPE_DIRECTORY", "/run/$(id)"),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "101"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "1=8G"),
+        ("CUDA_MPS_CLIENT_PRIORITY", "7"),
+        ("GPUSH_LEASE", "17"),
+    ] {
+        let mut variables = owned(&mps());
+        variables.retain(|(one, _)| one != name);
+        variables.push((name.to_owned(), value.to_owned()));
+        let error = Environment::from_variables(&variables).unwrap_err();
+        assert_eq!(error.name, name, "{value}");
+    }
+    assert_eq!(Environment::from_variables(&[]).unwrap_err().name, "CUDA_VISIBLE_DEVICES");
+}
+
+#[test]
+fn fish_and_csh_have_their_own_words() {
+    let fish = mig().text(Format::Fish);
+    assert!(fish.contains("set -e CUDA_MPS_PIPE_DIRECTORY\n"), "{fish}");
+    assert!(fish.ends_with("set -gx GPUSH_LEASE 'L18'\n"), "{fish}");
+    let csh = mig().text(Format::Csh);
+    assert!(csh.starts_with("unsetenv CUDA_MPS_") && csh.ends_with("setenv GPUSH_LEASE 'L18';\n"), "{csh}");
+}
+
 #[test]
 fn hostile_value_is_refused() {
     for text in

@@ -42,7 +42,7 @@ pub(super) fn capacity(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> usize
 /// The best way for each number of members on one GPU.
 fn ways_on(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<Way>> {
     let mut ways = match &wanted.share {
-        WantedShare::Mig(device) => mig::ways(gpu, device, wanted.count, policy, blocked),
+        WantedShare::Mig(device) => mig::ways(gpu, device, wanted.target.as_deref(), wanted.count, policy, blocked),
         WantedShare::Mps { .. } | WantedShare::Timeslice | WantedShare::Whole => {
             single::ways(gpu, wanted, policy, blocked)
         }

@@ -110,6 +110,10 @@ pub struct MpsOffer {
     pub capacity_tenths: u32,
     /// What leases and reservations have, tenths of a percent.
     pub taken_tenths: u32,
+    /// Leases and reservations on it.
+    pub leases: u32,
+    /// Most leases on it: each has at least one client.
+    pub most_leases: u32,
     /// Percentage of a lease that names none.
     pub default: Percentage,
     /// The user whose daemon it is now; `None` while it is idle or serves several users.
@@ -156,7 +160,7 @@ impl GpuOffer {
             }
         }
         for mps in &mut empty.mps {
-            (mps.taken_tenths, mps.user) = (0, None);
+            (mps.taken_tenths, mps.leases, mps.user) = (0, 0, None);
         }
         empty.timeslice = empty.timeslice.map(|slices| TimesliceOffer { taken: 0, ..slices });
         empty.whole = empty.whole.map(|_| WholeOffer { free: true });

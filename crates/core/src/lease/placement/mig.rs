@@ -31,12 +31,13 @@ enum Choice<'a> {
 pub(super) fn ways(
     gpu: &GpuOffer,
     wanted: &WantedDevice,
+    target: Option<&str>,
     most: usize,
     policy: Policy,
     blocked: Blocked,
 ) -> Vec<Option<Way>> {
     let Some(mig) = &gpu.mig else { return vec![Some(Way::default())] };
-    let options = options(mig, wanted, blocked);
+    let options = options(mig, wanted, target, blocked);
     let most = most.min(options.len());
     let before = Room::of(mig, &[], &[]);
     let mut best = vec![None; most + 1];
@@ -45,12 +46,12 @@ pub(super) fn ways(
     best
 }
 
-fn options<'a>(mig: &'a MigOffer, wanted: &WantedDevice, blocked: Blocked) -> Vec<Choice<'a>> {
+fn options<'a>(mig: &'a MigOffer, wanted: &WantedDevice, target: Option<&str>, blocked: Blocked) -> Vec<Choice<'a>> {
     let mut options = Vec::new();
     for (position, instance) in mig.instances.iter().enumerate() {
         let profile = mig.geometry.profile(instance.profile_id);
         let reserved = mig.reserved.iter().any(|(_, placement)| placement.overlaps(instance.placement));
-        for device in &instance.devices {
+        for device in instance.devices.iter().filter(|device| target.is_none_or(|target| device.uuid == target)) {
             let meets = match profile {
                 Some(profile) if device.whole => wanted.is_met_by(profile),
                 Some(_) | None => wanted.is_met_by_part(&device.profile),
@@ -62,7 +63,7 @@ fn options<'a>(mig: &'a MigOffer, wanted: &WantedDevice, blocked: Blocked) -> Ve
             }
         }
     }
-    if mig.dynamic {
+    if mig.dynamic && target.is_none() {
         for profile in mig.geometry.profiles.iter().filter(|profile| wanted.is_met_by(profile)) {
             options.extend(profile.spots.iter().map(|spot| Choice::Create { profile, spot }));
         }

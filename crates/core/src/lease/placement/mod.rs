@@ -101,6 +101,8 @@ pub struct Wanted {
     pub holder: u32,
     /// Indexes of the GPUs that may be used; `None` for all.
     pub gpus: Option<BTreeSet<u32>>,
+    /// UUID of the only MPS target or MIG device that may be used; `None` for all.
+    pub target: Option<String>,
 }
 
 /// One member of an assignment.

@@ -53,6 +53,7 @@ impl Host {
                     if let Some(mps) = gpu.mps.iter_mut().find(|mps| mps.target == *target) {
                         let taken = mps.taken_tenths.saturating_add(u32::from(percentage.tenths()));
                         mps.taken_tenths = taken.min(mps.capacity_tenths.max(mps.taken_tenths));
+                        mps.leases = mps.leases.saturating_add(1).min(mps.most_leases.max(mps.leases));
                         mps.user = mps.user.or(Some(holder));
                     }
                 }

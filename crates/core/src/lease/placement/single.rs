@@ -10,7 +10,9 @@ use super::{
 pub(super) fn ways(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<Way>> {
     let one = match &wanted.share {
         WantedShare::Mps { .. } => {
-            let ways = gpu.mps.iter().filter_map(|mps| on_mps(gpu, mps, wanted, policy, blocked));
+            let targets =
+                gpu.mps.iter().filter(|mps| wanted.target.as_ref().is_none_or(|target| mps.target == *target));
+            let ways = targets.filter_map(|mps| on_mps(gpu, mps, wanted, policy, blocked));
             // The first of equals: targets are in the order of the GPU's placements.
             ways.reduce(|best, way| if way.cost < best.cost { way } else { best })
         }
@@ -43,7 +45,7 @@ fn on_mps(gpu: &GpuOffer, mps: &MpsOffer, wanted: &Wanted, policy: Policy, block
     }
     let left = mps.capacity_tenths.saturating_sub(mps.taken_tenths);
     let is_others = mps.user.is_some_and(|user| user != wanted.holder);
-    let blocks = u32::from(tenths > left) + u32::from(is_others);
+    let blocks = u32::from(tenths > left) + u32::from(is_others) + u32::from(mps.leases >= mps.most_leases);
     if blocks > 0 && blocked == Blocked::Never {
         return None;
     }

@@ -58,7 +58,7 @@ impl Host {
 
 fn offer(snapshot: &Snapshot<'_>, gpu: &Gpu, wish: &Wish, targets: &[sharing::Target]) -> GpuOffer {
     let own: Vec<&sharing::Target> = targets.iter().filter(|target| target.gpu_uuid == gpu.uuid).collect();
-    let is_whole = || gpu.mig.as_ref().is_none_or(|mig| !mig.enabled && !mig.pending);
+    let is_whole = || gpu.mig.as_ref().is_none_or(gpush_api::Mig::is_off);
     let mut offer = GpuOffer {
         index: gpu.index,
         uuid: gpu.uuid.clone(),
@@ -127,6 +127,8 @@ fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::Target) -> MpsOffer
         memory_mib: target.memory_mib.unwrap_or(gpu.memory.total_mib),
         capacity_tenths: target.policy.shares_percent.saturating_mul(10),
         taken_tenths: taken(snapshot, &target.uuid).map(tenths).fold(0, u32::saturating_add),
+        leases: u32::try_from(taken(snapshot, &target.uuid).count()).unwrap_or(u32::MAX),
+        most_leases: target.policy.max_clients,
         default: target.policy.settings.percentage,
         user,
     }
@@ -187,7 +189,7 @@ mod tests {
     fn gpus() -> Vec<Gpu> {
         let mut gpus = preset::gpus("dgx-a100").unwrap();
         for mig in gpus[1..].iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
-            (mig.enabled, mig.pending) = (false, false);
+            mig.set_mode(false, false);
         }
         let instance = |n: u8| GpuInstance {
             id: u32::from(n),
@@ -296,6 +298,7 @@ mod tests {
             count: 1,
             holder: 1000,
             gpus: None,
+            target: None,
         };
         assert!(place(&scene.host(), &wanted("2g.20gb"), Policy::Pack).is_err(), "the layout is fixed");
         let uuid = scene.uuid(0);
@@ -310,7 +313,7 @@ mod tests {
     #[test]
     fn gpu_that_is_not_ready_read_or_free_of_claims_is_closed() {
         let obstacle = |scene: &Scene| {
-            let wanted = Wanted { share: WantedShare::Whole, count: 1, holder: 1000, gpus: None };
+            let wanted = Wanted { share: WantedShare::Whole, count: 1, holder: 1000, gpus: None, target: None };
             match place(&scene.host(), &wanted, Policy::Pack) {
                 Err(NoAssignment::Busy { obstacles }) => Some(obstacles),
                 Ok(_) | Err(_) => None,

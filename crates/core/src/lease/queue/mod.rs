@@ -221,7 +221,10 @@ impl<'a> Pass<'a> {
                 for device in instances.flat_map(|instance| &mut instance.devices) {
                     device.free &= !targets.contains(&device.uuid);
                 }
-                gpu.mps.retain(|mps| !targets.contains(&mps.target));
+                // Full, not gone: whether a request can ever be met does not depend on the operation.
+                for mps in gpu.mps.iter_mut().filter(|mps| targets.contains(&mps.target)) {
+                    mps.leases = mps.leases.max(mps.most_leases);
+                }
                 if targets.contains(&gpu.uuid) {
                     gpu.closed = gpu.closed.or(Some(Closed::Claimed));
                 }

@@ -41,6 +41,11 @@ pub enum Exceeded {
         /// What the request adds.
         wanted_tenths: u32,
     },
+    /// None of the requested GPUs is allowed.
+    Gpus {
+        /// Indexes of the GPUs that are allowed.
+        allowed: BTreeSet<u32>,
+    },
     /// Too long.
     Duration {
         /// The limit in seconds.
@@ -78,6 +83,8 @@ impl fmt::Display for Denial {
                 let (most, wanted) = (Percent(*most_tenths), Percent(*wanted_tenths));
                 write!(f, "hold {most} of MPS targets; the request adds {wanted}")?;
             }
+            Exceeded::Gpus { allowed } if allowed.is_empty() => f.write_str("hold no lease on GPUs of this host")?,
+            Exceeded::Gpus { allowed } => write!(f, "hold leases on {} only", gpus(allowed))?,
             Exceeded::Duration { longest_s, wanted_s } => {
                 write!(f, "hold a lease for at most {}; the request ", span(*longest_s))?;
                 match wanted_s {
@@ -112,6 +119,12 @@ fn leases(number: u32) -> String {
         1 => "1 lease".to_owned(),
         number => format!("{number} leases"),
     }
+}
+
+/// `GPU 3`, or `GPUs 0, 2`.
+fn gpus(indexes: &BTreeSet<u32>) -> String {
+    let names: Vec<String> = indexes.iter().map(u32::to_string).collect();
+    format!("GPU{} {}", if names.len() == 1 { "" } else { "s" }, names.join(", "))
 }
 
 fn span(seconds: u64) -> String {
@@ -159,6 +172,11 @@ impl Denial {
             Exceeded::Kind { allowed, .. } => {
                 let names: Vec<&str> = allowed.iter().map(|kind| kind.name()).collect();
                 format!("request {}", names.join(" or "))
+            }
+            Exceeded::Gpus { allowed } if allowed.is_empty() => "ask an administrator for a quota".to_owned(),
+            Exceeded::Gpus { allowed } => {
+                let indexes: Vec<String> = allowed.iter().map(u32::to_string).collect();
+                format!("add `-g {}`", indexes.join(","))
             }
             Exceeded::Leases { .. } | Exceeded::Queued { .. } => release(),
             Exceeded::Memory { .. } | Exceeded::MpsPercentage { .. } => release(),

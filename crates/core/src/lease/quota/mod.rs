@@ -222,6 +222,22 @@ pub fn check_size(quota: &Effective, held: &[Held], size: Size) -> Result<(), De
     }
 }
 
+/// Returns the GPUs that a request may use: those that it names, as far as the quota allows them. `None` is all GPUs.
+///
+/// # Errors
+/// The quota allows none of the GPUs that the request names.
+pub fn allowed_gpus(quota: &Effective, named: Option<&BTreeSet<u32>>) -> Result<Option<BTreeSet<u32>>, Denial> {
+    let Some(allowed) = &quota.limits.gpus else { return Ok(named.cloned()) };
+    let usable: BTreeSet<u32> = match named {
+        Some(named) => named.intersection(allowed).copied().collect(),
+        None => allowed.clone(),
+    };
+    if usable.is_empty() {
+        return Err(quota.denial(Exceeded::Gpus { allowed: allowed.clone() }, Vec::new()));
+    }
+    Ok(Some(usable))
+}
+
 fn ids(held: &[Held], queued: bool) -> Vec<LeaseId> {
     held.iter().filter(|held| held.queued == queued).map(|held| held.id).collect()
 }

@@ -142,3 +142,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn quota_gpus_narrow_the_request() {
+    let set = |gpus: &[u32]| gpus.iter().copied().collect::<BTreeSet<u32>>();
+    let quota = of(Limits { gpus: Some(set(&[0, 1])), ..Limits::default() });
+    assert_eq!(allowed_gpus(&quota, None), Ok(Some(set(&[0, 1]))));
+    assert_eq!(allowed_gpus(&quota, Some(&set(&[1, 2]))), Ok(Some(set(&[1]))));
+    let denial = allowed_gpus(&quota, Some(&set(&[2]))).unwrap_err();
+    assert_eq!(denial.to_string(), "group students may hold leases on GPUs 0, 1 only");
+    assert_eq!(denial.hint(), "add `-g 0,1`");
+    assert_eq!(allowed_gpus(&of(Limits::default()), Some(&set(&[2]))), Ok(Some(set(&[2]))));
+    let none = of(Limits { gpus: Some(BTreeSet::new()), ..Limits::default() });
+    assert!(allowed_gpus(&none, None).is_err(), "a selector that matches no GPU allows none");
+}

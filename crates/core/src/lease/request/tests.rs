@@ -220,7 +220,7 @@ proptest! {
             duration_s: Some(seconds),
             wait: LeaseWait::Seconds(seconds),
             gpus: vec!["0-3".to_owned()],
-            holder: None,
+            ..LeaseRequest::default()
         };
         let text = spec(&request);
         let terms: Vec<Term<'_>> = text

@@ -1,4 +1,4 @@
-//! Files that are wrong, each diagnostic in full; labels and hosts that do not go together.
+//! Invalid files, with each diagnostic in full; labels that do not match a host.
 
 use std::fmt::Write as _;
 
@@ -85,7 +85,7 @@ fn every_diagnostic() {
 }
 
 #[test]
-fn what_is_too_much_is_refused_at_once() {
+fn oversized_file_is_refused_at_once() {
     let deep = "[".repeat(200_000);
     let wide = format!(
         "version: v1\nmig-configs:\n  a: &a\n{}{}",
@@ -103,7 +103,7 @@ fn what_is_too_much_is_refused_at_once() {
         ("deep", deep, "not YAML"),
         ("wide", wide, "more than 4096 groups"),
         ("merged", merged, "copies too much"),
-        ("wrong", wrong, "is no MIG profile"),
+        ("wrong", wrong, "is not a MIG profile"),
         ("listed", listed, "more than 1024 GPUs"),
         ("large", "#".repeat(MOST_BYTES + 1), "more than 1048576 bytes"),
     ] {
@@ -124,7 +124,7 @@ fn what_is_too_much_is_refused_at_once() {
 }
 
 #[test]
-fn labels_and_hosts_that_do_not_go_together() {
+fn labels_that_do_not_match_the_host_are_refused() {
     let host = preset::gpus("mixed").unwrap();
     let mut unknown = preset::gpus("a30x4").unwrap();
     unknown.iter_mut().for_each(|gpu| gpu.pci_id = None);
@@ -157,7 +157,7 @@ fn labels_and_hosts_that_do_not_go_together() {
 }
 
 #[test]
-fn an_unknown_label_names_the_nearest_first() {
+fn unknown_label_lists_similar_ones_first() {
     let labels: String = ["all-disabled", "all-1g.5gb", "all-3g.20gb", "mixed"]
         .iter()
         .map(|name| format!("  {name}: [{{devices: all, mig-enabled: false}}]\n"))
@@ -173,9 +173,9 @@ fn an_unknown_label_names_the_nearest_first() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is typed into a file: it is read or refused with places that are in it.
+    /// Inserts any text into a file: it is read, or refused with places inside the file.
     #[test]
-    fn no_text_breaks_the_reader(at in any::<prop::sample::Index>(), length in 0..40_usize, insert in "[ -~\n\t\u{e4}]{0,12}", which in any::<prop::sample::Index>()) {
+    fn mig_parted_reader_never_panics(at in any::<prop::sample::Index>(), length in 0..40_usize, insert in "[ -~\n\t\u{e4}]{0,12}", which in any::<prop::sample::Index>()) {
         let corpus = corpus();
         let mut chars: Vec<char> = which.get(&corpus).1.chars().collect();
         let from = at.index(chars.len() + 1);

@@ -1,4 +1,4 @@
-//! Files that are taken, in every way in which people write them, and what they mean on a host.
+//! Valid files in every notation, and the layouts that they give to a host.
 
 use super::*;
 
@@ -78,7 +78,7 @@ mig-configs:
 "#;
 
 #[test]
-fn every_feature_is_read() {
+fn every_format_feature_is_accepted() {
     let file = file(FEATURES);
     let names: Vec<&str> = file.labels.iter().map(|label| label.name.as_str()).collect();
     assert_eq!(names.len(), 10, "{names:?}");
@@ -101,7 +101,7 @@ fn every_feature_is_read() {
 }
 
 #[test]
-fn anchors_merges_json_and_windows_ends_of_lines_are_read() {
+fn anchors_merges_json_and_crlf_are_accepted() {
     let plain = only(&label("    - devices: all\n      mig-enabled: true\n      mig-devices: {\"1g.10gb\": 7}\n"));
     let same = [
         "{\"version\": \"v1\", \"mig-configs\": {\"x\": [{\"devices\": \"all\", \"mig-enabled\": true, \"mig-devices\": {\"1g.10gb\": 7}}]}}",
@@ -119,7 +119,7 @@ fn anchors_merges_json_and_windows_ends_of_lines_are_read() {
 }
 
 #[test]
-fn a_label_means_layouts_for_the_gpus_that_it_names() {
+fn label_gives_layouts_to_its_gpus() {
     // 0-3 A100-80, 4-7 others: filters by part, lists by index of the host.
     let host = preset::gpus("mixed").unwrap();
     let id = |at: usize| host[at].pci_id.clone().unwrap();
@@ -138,7 +138,7 @@ fn a_label_means_layouts_for_the_gpus_that_it_names() {
 }
 
 #[test]
-fn of_several_groups_for_a_gpu_the_last_one_holds() {
+fn last_group_for_a_gpu_counts() {
     let host = preset::gpus("a30x4").unwrap();
     let text = label(
         "    - devices: all\n      mig-enabled: true\n      mig-devices: {1g.6gb: 2, 2g.12gb: 1}\n    - devices: [1]\n      \
@@ -146,7 +146,7 @@ fn of_several_groups_for_a_gpu_the_last_one_holds() {
     );
     let expected = ["0 1g.6gb*2,2g.12gb", "1 off", "2 1g.6gb*2,2g.12gb", "3 off"];
     assert_eq!(meant(&text, &host).unwrap(), expected);
-    // The rules made of it say the same: the first that matches a GPU holds.
+    // The rules made from it are equivalent: the first rule that matches a GPU counts.
     let file = file(&text);
     let imported = import(&file, Some(file.select(None).unwrap()));
     let config = Config::parse(&imported.text, "x").unwrap_or_else(|errors| panic!("{errors}\n{}", imported.text));
@@ -159,9 +159,9 @@ fn of_several_groups_for_a_gpu_the_last_one_holds() {
     assert!(imported.remarks.iter().any(|remark| remark.contains("later groups have")), "{:?}", imported.remarks);
 }
 
-/// As mig-parted does it: `devices: all` configures the GPUs that have MIG.
+/// As in mig-parted, `devices: all` configures the GPUs that have MIG.
 #[test]
-fn a_group_for_all_gpus_leaves_out_those_without_mig() {
+fn group_for_all_gpus_skips_those_without_mig() {
     let host = preset::gpus("mixed").unwrap();
     let (on, off) = ("mig-enabled: true\n      mig-devices: {}", "mig-enabled: false");
     let group = |devices: &str, want: &str| format!("    - devices: {devices}\n      {want}\n");
@@ -178,12 +178,12 @@ fn a_group_for_all_gpus_leaves_out_those_without_mig() {
     let left_out = ["GPU 4 (NVIDIA L4) is left out: it has no MIG", "GPU 5 (Tesla T4) is left out: it has no MIG"];
     assert_eq!(all.remarks, left_out);
 
-    // GPUs that are listed or selected are not left out: their plans say what is wrong.
+    // GPUs that are listed or selected are not left out: their plans report the problem.
     let listed = resolved(&group("[0, 4]", on), &[]).unwrap();
     assert_eq!((listed.layouts.len(), listed.remarks.len()), (2, 0));
     let selected = resolved(&group("all", on), &["0,4"]).unwrap();
     assert_eq!((selected.layouts.len(), selected.remarks.len()), (2, 0));
-    // MIG off is what such a GPU has, and a later group for it holds.
+    // Such a GPU already has MIG off, and a later group for it counts.
     assert_eq!(resolved(&group("all", off), &[]).unwrap().layouts.len(), 6);
     let both = resolved(&(group("all", on) + &group("[4]", off)), &[]).unwrap();
     assert_eq!(
@@ -200,9 +200,9 @@ fn a_group_for_all_gpus_leaves_out_those_without_mig() {
     );
 }
 
-/// A GPU that cannot be read shows no MIG and may have it.
+/// An unreadable GPU shows no MIG but may have it.
 #[test]
-fn a_group_for_all_gpus_keeps_gpus_that_cannot_be_read() {
+fn group_for_all_gpus_keeps_unreadable_ones() {
     let mut host = preset::gpus("dgx-a100").unwrap();
     for (gpu, state) in host.iter_mut().zip([GpuState::Unknown, GpuState::Lost, GpuState::Maintenance, GpuState::Ready])
     {
@@ -214,7 +214,7 @@ fn a_group_for_all_gpus_keeps_gpus_that_cannot_be_read() {
 }
 
 #[test]
-fn selectors_leave_out_the_other_gpus() {
+fn selectors_limit_the_gpus() {
     let host = preset::gpus("dgx-a100").unwrap();
     let file = file(FEATURES);
     let label = file.select(Some("custom")).unwrap();
@@ -225,12 +225,12 @@ fn selectors_leave_out_the_other_gpus() {
 }
 
 #[test]
-fn mig_mode_is_part_of_what_is_wanted() {
+fn desired_state_includes_mig_mode() {
     let mut host = preset::gpus("dgx-a100").unwrap();
     for (at, (enabled, pending)) in [(true, true), (false, false), (true, false), (false, true)].into_iter().enumerate()
     {
         let mig = host[at].mig.as_mut().unwrap();
-        (mig.enabled, mig.pending) = (enabled, pending);
+        mig.set_mode(enabled, pending);
     }
     host[4].mig = None;
     let plans = |mig: bool| {
@@ -240,16 +240,16 @@ fn mig_mode_is_part_of_what_is_wanted() {
     };
     let wanted = |plan: &gpush_api::GpuPlan| plan.error.is_none() && plan.is_empty();
     assert_eq!(plans(false).iter().map(wanted).collect::<Vec<_>>(), [false, true, false, false, true]);
-    // `mig-devices: {}` on a GPU with MIG mode off is not as wanted, unlike the layout `none`.
+    // For `mig-devices: {}`, a GPU with MIG mode off needs a change, unlike for the layout `none`.
     assert_eq!(plans(true).iter().map(wanted).collect::<Vec<_>>(), [true, false, true, false, false]);
     let off: Vec<_> =
         plans(false).iter().map(|plan| (plan.mig_mode() == Some(false), plan.reset().is_some())).collect();
-    // What only waits for a reset is taken back without one.
+    // A pending mode is reverted without a reset.
     assert_eq!(off, [(true, true), (false, false), (true, true), (true, false), (false, false)]);
 }
 
 #[test]
-fn requests_for_each_gpu_that_make_no_sense() {
+fn invalid_requests_per_gpu_are_refused() {
     let host = preset::gpus("a30x4").unwrap();
     let one = |gpu: &str, mig: bool, layout: &[&str]| GpuLayout {
         gpu: gpu.to_owned(),
@@ -261,7 +261,7 @@ fn requests_for_each_gpu_that_make_no_sense() {
         (vec![one("0", true, &[]), one(&host[0].uuid, true, &[])], "is named twice"),
         (vec![one("0-1", true, &[])], "`0-1` is not one GPU"),
         (vec![one("9", true, &[])], "no GPU 9"),
-        (vec![one("0", false, &["1g.6gb"])], "MIG mode off and MIG instances"),
+        (vec![one("0", false, &["1g.6gb"])], "cannot have MIG instances with MIG mode off"),
         (vec![one("0", true, &["x"])], "is not a MIG profile"),
         (vec![one("0", true, &[]); 5], "5 GPUs are named, there are 4"),
     ];
@@ -276,7 +276,7 @@ fn requests_for_each_gpu_that_make_no_sense() {
 }
 
 #[test]
-fn an_exclusive_rule_keeps_a_gpu_from_instances_and_not_from_staying_whole() {
+fn exclusive_rule_refuses_instances_and_allows_mig_off() {
     let host = preset::gpus("a30x4").unwrap();
     let config = Config::parse("[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n", "c").unwrap();
     let ask = |mig: bool| {
@@ -288,11 +288,11 @@ fn an_exclusive_rule_keeps_a_gpu_from_instances_and_not_from_staying_whole() {
 }
 
 #[test]
-fn a_lost_gpu_makes_indexes_unsure_and_all_does_not_panic() {
+fn lost_gpu_makes_indexes_ambiguous() {
     let mut host = preset::gpus("dgx-a100").unwrap();
     host[3].state = GpuState::Lost;
     host[3].mig = None;
-    // As the driver numbers them then: those after it move up.
+    // The driver then renumbers the GPUs after it.
     for (at, gpu) in host.iter_mut().enumerate().skip(4) {
         gpu.index = u32::try_from(at - 1).unwrap();
     }
@@ -307,7 +307,7 @@ fn a_lost_gpu_makes_indexes_unsure_and_all_does_not_panic() {
 }
 
 #[test]
-fn what_a_config_says_instead() {
+fn import_gives_equivalent_config() {
     let file = file(FEATURES);
     let mut shown = String::new();
     for label in [None].into_iter().chain(file.labels.iter().map(Some)) {

@@ -1,4 +1,4 @@
-//! What is exported says what is there: asserting it finds nothing to do.
+//! An export describes the present state: asserting it finds nothing to do.
 
 use gpush_api::{ComputeInstance, GpuInstance, GpuPlan, InstanceStep};
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::layout::MOST;
 
-/// Carries a plan out on an empty GPU. Ids count up from 1.
+/// Executes a plan on an empty GPU. Ids count up from 1.
 fn make(gpu: &mut Gpu, plan: &GpuPlan) {
     let mig = gpu.mig.as_mut().unwrap();
     for step in plan.instance_steps() {
@@ -52,7 +52,7 @@ fn as_wanted(plan: &GpuPlan) -> bool {
     plan.error.is_none() && plan.is_empty()
 }
 
-/// A profile of the GPU, whole or as a compute instance, and how many.
+/// Returns a profile of the GPU, whole or as a compute instance, with a count.
 fn entry(gpu: &Gpu, (profile, compute, count): (usize, usize, u8)) -> Entry {
     let profiles = &gpu.mig.as_ref().unwrap().profiles;
     let of = &profiles[profile % profiles.len()];
@@ -64,7 +64,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn exporting_then_asserting_is_identity(
+    fn export_then_assert_is_identity(
         host in prop::sample::select(vec!["mixed", "dgx-a100", "dgx-h100", "dgx-b200", "a30x4", "rtx-pro-6000x2"]),
         wishes in prop::collection::vec((0..4_usize, prop::collection::vec((0..9_usize, 0..4_usize, 1..4_u8), 0..3)), 1..4),
         spread in prop::collection::vec(any::<prop::sample::Index>(), 8),
@@ -74,10 +74,10 @@ proptest! {
             let (mode, entries) = spread[at % spread.len()].get(&wishes);
             if *mode == 0 {
                 let mig = gpu.mig.as_mut().unwrap();
-                (mig.enabled, mig.pending) = (false, false);
+                mig.set_mode(false, false);
                 continue;
             }
-            // Of what was drawn as much as fits.
+            // As many of the random entries as fit.
             let mut layout = Vec::new();
             for drawn in entries {
                 layout.push(entry(gpu, *drawn).to_string());
@@ -92,7 +92,7 @@ proptest! {
         }
         let exported = export(&gpus, "current", |_| true).unwrap();
         let differs: Vec<u32> = asserted(&exported, &gpus).iter().filter(|plan| !as_wanted(plan)).map(|plan| plan.gpu).collect();
-        // Where counts can't say it, that is told.
+        // A state that counts cannot express is reported.
         let told: Vec<u32> = gpus.iter().map(|gpu| gpu.index).filter(|index| exported.remarks.iter().any(|r| r.starts_with(&format!("GPU {index}: ")))).collect();
         prop_assert_eq!(&differs, &told, "{}\n{:?}", exported.text, exported.remarks);
         let mut named: Vec<usize> = (0..gpus.len()).collect();
@@ -109,7 +109,7 @@ fn with(gpu: &mut Gpu, layout: &str) {
 }
 
 #[test]
-fn equal_gpus_are_one_group_and_parts_are_told_apart_by_their_ids() {
+fn equal_gpus_share_a_group_and_parts_differ_by_id() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     gpus.iter_mut().for_each(|gpu| with(gpu, "3g.40gb,2g.20gb,1g.10gb*2"));
     let alike = export(&gpus, "all balanced", |_| true).unwrap();
@@ -138,17 +138,17 @@ fn both_compute_profiles_of_a_double_memory_1g_are_exported() {
 }
 
 #[test]
-fn what_counts_do_not_say_is_told() {
+fn export_reports_what_counts_omit() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     gpus.truncate(5);
-    // Two compute instances that would share one GPU instance if made from the file.
+    // Two compute instances that would share one GPU instance if created from the file.
     with(&mut gpus[0], "1c.3g.40gb@0,1c.3g.40gb@4");
     // A GPU instance that mig-parted does not see.
     with(&mut gpus[1], "2g.20gb");
     gpus[1].mig.as_mut().unwrap().instances[0].compute.clear();
     gpus[2].state = GpuState::Lost;
     gpus[2].mig = None;
-    gpus[3].mig.as_mut().unwrap().pending = false;
+    gpus[3].mig.as_mut().unwrap().reset_pending = true;
     let foreign = GpuInstance {
         profile: "profile 99".to_owned(),
         profile_id: 99,

@@ -1,4 +1,4 @@
-//! What targets are called, and whom people mean.
+//! Names of targets, and their resolution.
 
 use gpush_api::{MpsDaemon, MpsState};
 
@@ -30,8 +30,8 @@ fn daemon(uuid: &str, gpu: Option<u32>, device: Option<&str>) -> MpsDaemon {
         rule: None,
         user: None,
         clients: Vec::new(),
-        shares: Vec::new(),
-        shares_percent: 0,
+        leases: Vec::new(),
+        granted_percent: 0,
     }
 }
 
@@ -45,7 +45,7 @@ fn daemons() -> Vec<MpsDaemon> {
 }
 
 #[test]
-fn whom_people_mean() {
+fn target_names_resolve() {
     let daemons = daemons();
     for (typed, meant) in [
         ("g5d1b03a2", 0),
@@ -69,7 +69,7 @@ fn whom_people_mean() {
 }
 
 #[test]
-fn whom_nobody_means() {
+fn unknown_target_names_are_refused() {
     let all = daemons();
     let mut shown = String::new();
     for (typed, daemons) in [
@@ -91,7 +91,7 @@ fn whom_nobody_means() {
 }
 
 #[test]
-fn short_names_tell_targets_apart() {
+fn short_names_are_distinct() {
     let none = BTreeSet::new();
     let uuid = "GPU-5D1B03A2-1111-2222-3333-444444444444";
     assert_eq!(short_name(uuid, &none), "g5d1b03a2");
@@ -101,7 +101,7 @@ fn short_names_tell_targets_apart() {
     assert_eq!(short_name("", &none), "gx2");
     let mut taken = BTreeSet::new();
     for n in 0..40 {
-        // Those of presets differ at their ends alone.
+        // The UUIDs of presets differ only at their ends.
         let name = short_name(&format!("GPU-00000000-0000-0000-0000-{n:012x}"), &taken);
         assert!(taken.insert(name));
     }
@@ -110,7 +110,7 @@ fn short_names_tell_targets_apart() {
 
 proptest! {
     #[test]
-    fn any_uuid_gets_a_name_of_its_own(uuids in prop::collection::vec("(GPU|MIG)-[0-2]{8}-[0-1]{4}-.{0,4}", 1..30)) {
+    fn any_uuid_gets_a_unique_name(uuids in prop::collection::vec("(GPU|MIG)-[0-2]{8}-[0-1]{4}-.{0,4}", 1..30)) {
         let mut taken = BTreeSet::new();
         for uuid in &uuids {
             let name = short_name(uuid, &taken);
@@ -120,7 +120,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in ".{0,60}") {
+    fn target_resolution_never_panics(text in ".{0,60}") {
         let _ = (resolve(&text, &daemons()), short_name(&text, &BTreeSet::new()));
     }
 }

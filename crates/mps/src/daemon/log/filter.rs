@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_session_of_questions_is_shown_and_not_kept_back() {
+    fn endless_query_session_is_shown() {
         let mut filter = Filter::new(true);
         let mut shown = 0;
         let session = ["Accepting connection...", "NEW UI"].into_iter().chain(std::iter::repeat("Cmd:get_server_list"));

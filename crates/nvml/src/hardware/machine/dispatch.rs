@@ -1,5 +1,5 @@
-//! Which waiting calls go to the worker now: those whose GPU has none in flight, in order; one at
-//! a time while a dead worker's reads are tried again.
+//! Selection of waiting calls for the worker: in order, for GPUs without a call in flight. While a dead
+//! worker's reads are repeated, one call at a time.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -58,7 +58,7 @@ impl Machine {
         self.queue = waiting;
     }
 
-    /// A request with what is known of its GPU by now, and a list without the unsettled ones.
+    /// Returns a request with the known index and PCI address of its GPU; a list skips the unsettled GPUs.
     fn amended(&self, mut request: Request) -> Request {
         if let Request::List { skip } = &mut request {
             *skip = self.unsettled().iter().filter_map(|uuid| self.known.get(uuid)).cloned().collect();

@@ -1,5 +1,5 @@
-//! Calls that pass their deadline: their worker is given up, their GPU unsettled until the outcome
-//! is known.
+//! Calls that pass their deadline: their worker is abandoned, and their GPU is unsettled until the outcome is
+//! known.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -77,7 +77,7 @@ impl Machine {
         self.release_ended();
     }
 
-    /// Calls that just passed their deadline: they are answered, and their worker is given up.
+    /// Finds calls that passed their deadline: they are answered, and their worker is abandoned.
     pub(super) fn find_late(&mut self, now: Instant) {
         let late: Vec<_> = self
             .flights
@@ -106,7 +106,7 @@ impl Machine {
         }
     }
 
-    /// Calls that wait for a GPU whose call has become late would wait for ever.
+    /// Calls in the queue of a GPU with a late call would wait without limit.
     pub(super) fn refuse_unsettled(&mut self) {
         let late: BTreeSet<_> =
             self.flights.values().filter(|f| f.late.is_some()).map(|f| target(&f.request)).collect();
@@ -127,8 +127,8 @@ impl Machine {
         }
     }
 
-    /// When an abandoned worker is to be killed: not while it carries calls that are not late,
-    /// and not before a late mutation had its grace. A worker that owes nothing goes at once.
+    /// Returns when to kill an abandoned worker: after its calls that are not late, and after the grace of a
+    /// late mutation. Without either, at once.
     pub(super) fn kill_due(&self, worker: WorkerId) -> Option<Instant> {
         let abandoned = self.abandoned.get(&worker).filter(|a| a.killed.is_none())?;
         let mut due = abandoned.since;
@@ -139,7 +139,7 @@ impl Machine {
         Some(due)
     }
 
-    /// GPUs with a late call.
+    /// Returns the GPUs with a late call.
     pub(in crate::hardware) fn unsettled(&self) -> Vec<String> {
         let late = self.flights.values().filter(|f| f.late.is_some());
         late.filter_map(|f| target(&f.request)).collect::<BTreeSet<_>>().into_iter().collect()

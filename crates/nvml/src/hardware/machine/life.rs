@@ -1,4 +1,4 @@
-//! How workers come and go: started on demand, ended on request, mourned when they die.
+//! Start and end of workers: started on demand, ended on request, replaced when they die.
 
 use std::time::Instant;
 
@@ -73,7 +73,7 @@ impl Machine {
         self.release_ended();
     }
 
-    /// Calls that a dead worker had.
+    /// Handles the calls of a dead worker.
     pub(super) fn lose(&mut self, now: Instant, lost: Vec<(Ticket, Flight)>, how: &str) {
         let alone = lost.len() == 1;
         for (ticket, flight) in lost.into_iter().rev() {
@@ -119,7 +119,7 @@ impl Machine {
                 self.service = Service::Ending { worker, kill_at: Some(now + self.limits.grace) };
             }
             Some(kill_at) if now >= kill_at => {
-                // From here on it is watched like any worker that was given up.
+                // From here on it is handled as any abandoned worker.
                 self.abandon(now, worker, Vec::new());
                 if let Some(abandoned) = self.abandoned.get_mut(&worker) {
                     abandoned.killed = Some(now);
@@ -130,7 +130,7 @@ impl Machine {
         }
     }
 
-    /// Whoever waits for the end of all workers hears of it, or of one that can't be ended.
+    /// Answers the callers that wait for the end of all workers, with an error if one cannot be ended.
     pub(super) fn release_ended(&mut self) {
         let running = match self.service {
             Service::Starting { .. } | Service::Serving { .. } | Service::Ending { .. } => true,
@@ -153,7 +153,7 @@ impl Machine {
     }
 
     pub(super) fn spawn(&mut self, now: Instant) {
-        // Whoever asked for the end of all workers is to see it before there is another.
+        // A caller that waits for the end of all workers must see it before the next one starts.
         if self.queue.is_empty() || self.paused || !self.ending.is_empty() || self.not_before.is_some_and(|t| now < t) {
             return;
         }

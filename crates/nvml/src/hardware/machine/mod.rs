@@ -1,5 +1,5 @@
-//! What the supervisor of the driver worker decides, pure: [`Machine::step`] takes an event and
-//! the time, and returns what is to be done. Nothing here spawns, waits or reads a clock.
+//! The supervisor of the driver worker as a pure state machine: [`Machine::step`] takes an event and the time,
+//! and returns effects. It does not start processes, wait or read a clock.
 //!
 //! ```text
 //!              call                   ready
@@ -18,14 +18,13 @@
 //!   └──────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! At most one worker serves. At most one call a GPU is in flight, whichever worker has it, and
-//! one for the host. A call that passes its deadline is answered, but stays in flight as *late*:
-//! its GPU is unsettled, and untouched, until the late answer comes or the abandoned worker is
-//! gone.
+//! At most one worker serves. Each GPU has at most one call in flight, in any worker, and so has the host. A
+//! call that passes its deadline is answered, but stays in flight as *late*: its GPU is unsettled and not
+//! touched until the late answer arrives or the abandoned worker is gone.
 //!
-//! When a worker dies, mutations in flight fail and reads are tried once more, one at a time, so
-//! that a GPU whose reading kills the worker is found out and does not take the others with it;
-//! it is then left alone for a while that doubles.
+//! When a worker dies, mutations in flight fail, and reads are repeated once, one at a time. So a GPU whose
+//! reading kills the worker is identified and does not affect the others. It is then skipped for a time that
+//! doubles with each failure.
 
 mod dispatch;
 mod late;
@@ -46,25 +45,25 @@ use crate::{
     proto::{Answer, GpuRef, Request},
 };
 
-/// A worker process, by number in this agent's life.
+/// Number of a worker process, unique during this run of the agent.
 pub(super) type WorkerId = u64;
 
-/// A call or another question of the handle, by number.
+/// Number of a call or another request of the handle.
 pub(super) type Ticket = u64;
 
-/// Abandoned workers that may pile up before no more are started.
+/// Maximum number of abandoned workers; beyond it no more are started.
 const MOST_ABANDONED: usize = 4;
 
-/// How long a killed worker may take to be gone before it counts as stuck.
+/// Time until a killed worker counts as stuck.
 const DYING: Duration = Duration::from_secs(5);
 
 /// First and longest delay before a worker that failed repeatedly is started again.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
-/// First and longest time for which a GPU is left alone whose reading kills the worker.
+/// First and longest time for which a GPU is skipped whose reading kills the worker.
 const QUARANTINE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// What is asked for.
+/// A request of the handle.
 #[derive(Debug, Clone)]
 pub(super) enum Ask {
     /// The driver behind the worker.
@@ -73,7 +72,7 @@ pub(super) enum Ask {
     Request(Request),
 }
 
-/// What happens.
+/// An event.
 #[derive(Debug)]
 pub(super) enum Event {
     Call { ticket: Ticket, ask: Ask },
@@ -89,7 +88,7 @@ pub(super) enum Event {
     Tick,
 }
 
-/// What is to be done.
+/// An action for the caller.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     Spawn(WorkerId),
@@ -119,7 +118,7 @@ enum Service {
     Serving {
         worker: WorkerId,
     },
-    /// `kill_at` is set once its flights are done and its socket is closed.
+    /// `kill_at` is set once its calls are finished and its socket is closed.
     Ending {
         worker: WorkerId,
         kill_at: Option<Instant>,
@@ -130,17 +129,17 @@ enum Service {
     },
 }
 
-/// A call that waits.
+/// A waiting call.
 #[derive(Debug)]
 struct Pending {
     ticket: Ticket,
     ask: Ask,
     until: Instant,
-    /// In flight when a worker died: the next try is made alone.
+    /// It was in flight when a worker died: the next attempt runs alone.
     suspect: bool,
 }
 
-/// A call that a worker has.
+/// A call in flight in a worker.
 #[derive(Debug)]
 struct Flight {
     request: Request,
@@ -151,7 +150,7 @@ struct Flight {
     suspect: bool,
 }
 
-/// A worker given up.
+/// An abandoned worker.
 #[derive(Debug)]
 pub(super) struct Abandoned {
     pub(super) since: Instant,
@@ -220,7 +219,7 @@ impl Machine {
         }
     }
 
-    /// Takes an event, returns what is to be done, in order.
+    /// Processes an event; returns the effects in order.
     pub(super) fn step(&mut self, now: Instant, event: Event) -> Vec<Effect> {
         match event {
             Event::Call { ticket, ask } => self.call(now, ticket, ask),
@@ -238,7 +237,7 @@ impl Machine {
             }
             Event::Unpause => {
                 self.paused = false;
-                // Their patience is for a worker that starts, not for a reset.
+                // Their time in the queue is meant for the start of a worker, not for a reset.
                 self.queue.iter_mut().for_each(|pending| pending.until = now + self.limits.queue);
             }
             Event::Started { worker, result } => self.start_result(now, worker, result),
@@ -253,7 +252,7 @@ impl Machine {
         std::mem::take(&mut self.effects)
     }
 
-    /// When [`Event::Tick`] is due next.
+    /// Returns when [`Event::Tick`] is due.
     pub(super) fn next_tick(&self) -> Option<Instant> {
         let service = match &self.service {
             Service::Idle => self.not_before.filter(|_| !self.queue.is_empty() && !self.paused),
@@ -279,7 +278,7 @@ impl Machine {
         self.queue.push_back(Pending { ticket, ask, until: now + self.limits.queue, suspect: false });
     }
 
-    /// Why a call can't even wait.
+    /// Returns why a call is refused at once, if it is.
     fn refuse(&self, now: Instant, ask: &Ask) -> Option<DriverError> {
         let (name, gpu) = match ask {
             Ask::Driver => ("asking for the driver", None),
@@ -339,7 +338,7 @@ impl Machine {
         }
     }
 
-    /// Where each GPU was when last seen, which spares the worker a search.
+    /// Stores the last index and address of each GPU, which spares the worker a search.
     fn learn(&mut self, answer: &Answer) {
         use Answer::{ComputeInstance, ComputeModeSet, Destroyed, GpuInstance, Listed, Mode, Reading};
         let identities: Vec<_> = match answer {
@@ -354,7 +353,7 @@ impl Machine {
         }
     }
 
-    /// What a worker has in hand, while it is one that shall not end: then its end is a crash.
+    /// Returns the calls of a worker that should not end now: its end is then a crash.
     pub(super) fn in_hand(&self, worker: WorkerId) -> Option<Vec<&Request>> {
         let wanted = match self.service {
             Service::Starting { worker, .. }
@@ -366,7 +365,7 @@ impl Machine {
         (wanted == Some(worker)).then(|| calls.collect())
     }
 
-    /// The worker that starts, serves or ends.
+    /// Returns the worker that starts, serves or ends.
     pub(super) fn worker(&self) -> Option<WorkerId> {
         match self.service {
             Service::Starting { worker, .. } | Service::Serving { worker } | Service::Ending { worker, .. } => {
@@ -376,7 +375,7 @@ impl Machine {
         }
     }
 
-    /// Why no worker can serve.
+    /// Returns why no worker can serve.
     pub(super) fn failure(&self) -> Option<&DriverError> {
         match &self.service {
             Service::Failed { error, .. } => Some(error),
@@ -392,7 +391,7 @@ impl Machine {
         &self.abandoned
     }
 
-    /// Workers started, and those of them that ended unasked.
+    /// Returns the number of workers started, and of those that crashed.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.started, self.crashed)
     }

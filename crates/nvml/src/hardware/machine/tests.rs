@@ -1,5 +1,5 @@
-//! The machine played against imagined workers: what the scripted worker of `tests/supervisor.rs`
-//! can't do (die slowly, sit in the kernel), and long random walks in which nothing may get lost.
+//! Tests of the machine with imaginary workers: cases that the scripted worker of `tests/supervisor.rs` cannot
+//! play (slow death, hanging in the kernel), and long random walks in which no call may be lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ fn kind_of(effects: &[Effect], wanted: Ticket) -> Option<ErrorKind> {
     })
 }
 
-/// A machine with a worker that serves, and the time at which it does.
+/// Returns a machine with a worker that serves, and the time at which it does.
 fn serving() -> (Machine, Instant) {
     let now = Instant::now();
     let mut machine = Machine::new(limits());
@@ -51,7 +51,7 @@ fn serving() -> (Machine, Instant) {
 }
 
 #[test]
-fn a_worker_stuck_in_the_kernel_is_reported_and_not_waited_for() {
+fn worker_hanging_in_kernel_is_reported_and_not_awaited() {
     let (mut machine, now) = serving();
     machine.step(now, Event::Call { ticket: 1, ask: destroy("a") });
     let late = now + limits().change;
@@ -61,7 +61,7 @@ fn a_worker_stuck_in_the_kernel_is_reported_and_not_waited_for() {
     machine.step(late, Event::Restart { ticket: 3 });
     assert_eq!(machine.next_tick(), Some(late + limits().grace));
     assert_eq!(machine.step(late + limits().grace, Event::Tick), [Effect::Kill(1)]);
-    // It does not go. The restart fails, the GPU stays unsettled, the rest is served.
+    // It does not end. The restart fails, the GPU stays unsettled, other GPUs are served.
     let stuck = late + limits().grace + DYING;
     assert_eq!(machine.next_tick(), Some(stuck));
     let effects = machine.step(stuck, Event::Tick);
@@ -73,14 +73,14 @@ fn a_worker_stuck_in_the_kernel_is_reported_and_not_waited_for() {
     let effects = machine.step(stuck, Event::Started { worker: 2, result: Ok(driver()) });
     assert!(matches!(effects[..], [Effect::Send { worker: 2, ticket: 4, .. }]), "{effects:?}");
     machine.step(stuck, Event::Reply { worker: 2, ticket: 4, result: Ok(Answer::Destroyed) });
-    // An hour later the kernel lets go of it.
+    // An hour later the kernel releases it.
     let effects = machine.step(stuck + 3600 * SECOND, Event::Gone { worker: 1, how: "signal 9".to_owned() });
     assert!(effects.contains(&Effect::Settled { ticket: 2, settled: Settled::Gone }), "{effects:?}");
     assert!(machine.unsettled().is_empty() && machine.abandoned().is_empty());
 }
 
 #[test]
-fn an_abandoned_worker_is_not_killed_while_it_carries_calls_in_time() {
+fn abandoned_worker_finishes_its_calls_in_time() {
     let (mut machine, now) = serving();
     machine.step(now, Event::Call { ticket: 1, ask: read("a") });
     machine.step(now, Event::Call { ticket: 2, ask: destroy("b") });
@@ -107,7 +107,7 @@ fn stuck_workers_do_not_pile_up() {
         at += 3600 * SECOND;
         let effects = machine.step(at, Event::Call { ticket, ask: read("a") });
         spawned += effects.iter().filter(|e| matches!(e, Effect::Spawn(_))).count();
-        // Init never returns, and the process never goes.
+        // Init never returns, and the process never ends.
         at += limits().start;
         machine.step(at, Event::Tick);
     }
@@ -115,7 +115,7 @@ fn stuck_workers_do_not_pile_up() {
 }
 
 #[test]
-fn a_crashing_worker_is_started_ever_more_slowly() {
+fn crashing_worker_restarts_with_backoff() {
     let (mut machine, mut now) = serving();
     let mut waits = Vec::new();
     for worker in 1..=10 {
@@ -134,7 +134,7 @@ fn a_crashing_worker_is_started_ever_more_slowly() {
         machine.step(now, Event::Started { worker: worker + 1, result: Ok(driver()) });
     }
     assert_eq!(waits, [0, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600]);
-    // One answer, and it is trusted again.
+    // One answer resets the backoff.
     machine.step(now, Event::Call { ticket: 100, ask: read("a") });
     machine
         .step(now, Event::Reply { worker: 11, ticket: 100, result: Err(DriverError::new(ErrorKind::GpuIsLost, "x")) });
@@ -144,7 +144,7 @@ fn a_crashing_worker_is_started_ever_more_slowly() {
 }
 
 #[test]
-fn what_waits_too_long_is_answered_as_not_begun() {
+fn call_that_waits_too_long_is_answered_as_not_begun() {
     let (mut machine, now) = serving();
     machine.step(now, Event::Call { ticket: 1, ask: destroy("a") });
     let effects = machine.step(now, Event::Call { ticket: 2, ask: destroy("a") });
@@ -153,7 +153,7 @@ fn what_waits_too_long_is_answered_as_not_begun() {
     let effects = machine.step(now + limits().change, Event::Tick);
     assert_eq!(kind_of(&effects, 2), Some(ErrorKind::Unsettled));
     assert!(!effects.iter().any(|e| matches!(e, Effect::Send { .. })));
-    // A start that takes long makes the queue too late.
+    // A slow start makes the queue time out.
     let mut machine = Machine::new(Deadlines { start: 600 * SECOND, ..limits() });
     machine.step(now, Event::Call { ticket: 1, ask: destroy("a") });
     let effects = machine.step(now + limits().queue, Event::Tick);
@@ -161,7 +161,7 @@ fn what_waits_too_long_is_answered_as_not_begun() {
 }
 
 #[test]
-fn answers_of_a_worker_that_is_not_asked_count_for_nothing() {
+fn unexpected_answers_are_ignored() {
     let (mut machine, now) = serving();
     machine.step(now, Event::Call { ticket: 1, ask: read("a") });
     let reply = |worker, ticket| Event::Reply { worker, ticket, result: Ok(Answer::Destroyed) };
@@ -186,7 +186,7 @@ impl Dice {
     }
 }
 
-/// What a walk knows of the world beside the machine.
+/// The state of a walk's world outside the machine.
 #[derive(Default)]
 struct World {
     alive: BTreeSet<WorkerId>,
@@ -304,7 +304,7 @@ fn walk(seed: u64, length: u32) -> (u64, u64) {
         };
         world.take(machine.step(now, event));
     }
-    // The world quiets down: whatever was asked has been answered in the end.
+    // In the end the world is quiet, and every call has an answer.
     world.take(machine.step(now, Event::Resume));
     for _ in 0..10_000 {
         if let Some(worker) = world.doomed.first().copied() {
@@ -328,7 +328,7 @@ fn walk(seed: u64, length: u32) -> (u64, u64) {
 }
 
 #[test]
-fn nothing_is_lost_in_long_random_walks() {
+fn random_walks_lose_no_call() {
     let (mut calls, mut started, mut crashed) = (0, 0, 0);
     for seed in 0..300 {
         let counts = walk(seed, 2_000);
@@ -341,14 +341,14 @@ fn nothing_is_lost_in_long_random_walks() {
 }
 
 #[test]
-fn while_paused_there_is_no_worker_and_calls_wait_however_long() {
+fn pause_stops_workers_and_calls_wait() {
     let (mut machine, now) = serving();
     let effects = machine.step(now, Event::Pause { ticket: 1 });
     assert_eq!(effects, [Effect::Close(1)]);
     assert_eq!(machine.step(now, Event::Call { ticket: 2, ask: destroy("a") }), []);
     let effects = machine.step(now, Event::Gone { worker: 1, how: "asked to".to_owned() });
     assert_eq!(effects, [Effect::Ended { ticket: 1, result: Ok(()) }]);
-    // Longer than any call waits otherwise, and nothing wakes for it.
+    // Longer than calls usually wait, and no timer is set.
     assert_eq!(machine.next_tick(), None);
     let later = now + 3 * limits().queue;
     assert_eq!(machine.step(later, Event::Tick), []);

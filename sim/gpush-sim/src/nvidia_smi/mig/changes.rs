@@ -29,7 +29,7 @@ fn change<T>(
     Ok(made)
 }
 
-/// The profile that a word names: an id, or a name with or without `MIG `.
+/// Returns the profile for a word: an id, or a name with or without `MIG `.
 fn profile_of<'p>(profiles: &'p [Profile], word: &str) -> Option<&'p Profile> {
     let name = word.strip_prefix("MIG ").unwrap_or(word);
     profiles.iter().find(|profile| profile.data.name.eq_ignore_ascii_case(name) || profile.data.id.to_string() == name)
@@ -99,7 +99,7 @@ fn created(profile: u32, placement: Option<Placement>) -> String {
     }
 }
 
-/// Creates a compute instance, of the default profile without a word for another one.
+/// Creates a compute instance, with the default profile unless a word names another.
 fn create_compute_instance(
     host: &Host,
     within: &Profile,
@@ -232,7 +232,7 @@ fn destroyed(gone: Result<(), Return>, what: &str, kind: &str) -> Result<(), Exi
     }
 }
 
-/// A return code as the program prints it.
+/// Returns a return code as the program prints it.
 fn words_of(rc: Return) -> &'static str {
     match rc {
         Return::InUse => "In use by another client",

@@ -36,7 +36,7 @@ enum Command {
     DestroyComputeInstances,
 }
 
-/// Reads the command line behind `nvidia-smi mig`.
+/// Parses the command line after `nvidia-smi mig`.
 pub(super) fn parse(arguments: &[String]) -> Result<Asked, String> {
     let mut asked = Asked::default();
     let mut rest = arguments.iter().peekable();
@@ -138,7 +138,7 @@ pub(super) fn act(host: &Host, asked: &Asked) -> Result<ExitCode, HostError> {
     }
 }
 
-/// The GPU instances of a GPU that `-gi` names, or all.
+/// Returns the GPU instances of a GPU that `-gi` names, or all.
 fn chosen(machine: &Machine, gpu: u32, asked: &Asked) -> Vec<silicon::machine::GpuInstance> {
     let all = machine.gpu(gpu).map_or(&[][..], |at| at.instances.as_slice());
     let named = |id: u32| asked.gpu_instances.as_ref().is_none_or(|ids| ids.contains(&id));

@@ -245,3 +245,30 @@ fn error_names_each_gpu_and_its_obstacle() {
     let text = "cannot grant a whole GPU: the GPUs offer mig / request a lease of kind mig";
     assert_eq!(message(WantedShare::Whole, 1), text);
 }
+
+#[test]
+fn request_for_one_target_is_granted_there_or_not_at_all() {
+    let host = Host { gpus: vec![mps(0, 0, None), mps(1, 300, None), mig(2, "a100-80", true, "1g.10gb@0, 1g.10gb@1")] };
+    let share = WantedShare::Mps { percentage: "80".parse().ok(), memory_limit: None, priority: None };
+    let on = |target: &str, share: &WantedShare| Wanted { target: Some(target.to_owned()), ..wanted(share.clone(), 1) };
+    let placed = place(&host, &on("GPU-0", &share), Policy::Pack).unwrap();
+    assert!(matches!(&placed.members[0], Member::Mps { target, .. } if target == "GPU-0"), "{placed:?}");
+    let full = place(&host, &on("GPU-1", &share), Policy::Pack);
+    assert!(matches!(full, Err(NoAssignment::Busy { .. })), "{full:?}");
+    let device = WantedShare::Mig(WantedDevice::Profile("1g.10gb".to_owned()));
+    let placed = place(&host, &on("1g.10gb@1", &device), Policy::Pack).unwrap();
+    assert!(matches!(&placed.members[0], Member::Device { uuid, .. } if uuid == "1g.10gb@1"), "{placed:?}");
+    assert!(place(&host, &on("1g.10gb@5", &device), Policy::Pack).is_err(), "no instance is created for it");
+}
+
+#[test]
+fn mps_target_with_as_many_leases_as_clients_is_full() {
+    let mut host = Host { gpus: vec![mps(0, 0, None)] };
+    host.gpus[0].mps[0].most_leases = 2;
+    let tenth = WantedShare::Mps { percentage: "10".parse().ok(), memory_limit: None, priority: None };
+    for _ in 0..2 {
+        let placed = place(&host, &wanted(tenth.clone(), 1), Policy::Pack).unwrap();
+        host.occupy(&placed, 1000);
+    }
+    assert!(matches!(place(&host, &wanted(tenth, 1), Policy::Pack), Err(NoAssignment::Busy { .. })));
+}

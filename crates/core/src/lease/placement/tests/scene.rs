@@ -27,7 +27,7 @@ impl Dice {
 }
 
 pub(in crate::lease) fn wanted(share: WantedShare, count: usize) -> Wanted {
-    Wanted { share, count, holder: 1000, gpus: None }
+    Wanted { share, count, holder: 1000, gpus: None, target: None }
 }
 
 /// A GPU that offers nothing.
@@ -46,7 +46,9 @@ pub(in crate::lease) fn timeslice(index: u32, replicas: u32, taken: u32) -> GpuO
 pub(in crate::lease) fn mps(index: u32, taken_tenths: u32, user: Option<u32>) -> GpuOffer {
     let target = format!("GPU-{index}");
     let (capacity_tenths, default) = (1000, Percentage::ALL);
-    let offer = MpsOffer { target, memory_mib: 81_920, capacity_tenths, taken_tenths, default, user };
+    let (leases, most_leases) = (0, gpush_api::MPS_CLIENTS);
+    let memory_mib = 81_920;
+    let offer = MpsOffer { target, memory_mib, capacity_tenths, taken_tenths, leases, most_leases, default, user };
     GpuOffer { mps: vec![offer], ..gpu(index) }
 }
 

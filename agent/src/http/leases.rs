@@ -1,0 +1,157 @@
+//! `/v1/leases`: shares of GPUs for users.
+
+use axum::{Json, extract::State, http::StatusCode, response::Response};
+use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    extract::{Body, Parameters, Part},
+    failure::Failure,
+    requests::Requests,
+    response_limiter::ResponseLimiter,
+};
+use crate::{
+    caller::Caller,
+    idempotency::Header,
+    leases::{self, Leases, Outcome},
+};
+
+/// Most ended leases in one answer.
+const MOST_ENDED: usize = 1000;
+
+/// Parameters of `GET /v1/leases`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(utoipa::IntoParams))]
+#[cfg_attr(test, into_params(parameter_in = Query))]
+pub(super) struct ListParameters {
+    /// How many ended leases to add, at most 1000; none without it.
+    #[serde(default)]
+    ended: Option<usize>,
+}
+
+/// A body without fields.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(utoipa::ToSchema))]
+pub(super) struct LeaseReleaseRequest {}
+
+/// Requests a lease. With `wait`, the answer comes with the grant; a client that disconnects before leaves the queue.
+#[cfg_attr(test, utoipa::path(
+    post, path = "/v1/leases", operation_id = "requestLease", tag = "leases", request_body = LeaseRequest,
+    params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request gets one lease")),
+    responses((status = 200, description = "The lease, active, and the environment of its processes", body = LeaseGrant), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn request(
+    State(leases): State<Leases>,
+    State(requests): State<Requests>,
+    caller: Caller,
+    header: Header,
+    Body(request): Body<LeaseRequest>,
+) -> Result<Json<LeaseGrant>, Failure> {
+    requests.can_record()?;
+    let key = header.of(caller.peer.uid, "/v1/leases", &request);
+    let requested = async move { leases::request(&leases, &caller, request, key).await };
+    match requests.carry_out(requested).await? {
+        Outcome::Granted(granted) => Ok(Json(*granted)),
+        // Dropped with the connection of the client.
+        Outcome::Queued(waiter) => Ok(Json(waiter.granted().await?)),
+    }
+}
+
+/// Leases that have not ended, in order of arrival; with `ended`, also the last ones that ended, last first.
+#[cfg_attr(test, utoipa::path(
+    get, path = "/v1/leases", operation_id = "listLeases", tag = "leases", params(ListParameters),
+    responses((status = 200, description = "The answer", body = Vec<Lease>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn list(
+    State(leases): State<Leases>,
+    State(limiter): State<ResponseLimiter>,
+    caller: Caller,
+    Parameters(ListParameters { ended }): Parameters<ListParameters>,
+) -> Result<Response, Failure> {
+    let ended = ended.unwrap_or_default();
+    if ended > MOST_ENDED {
+        let message = format!("`ended` is {ended}; at most {MOST_ENDED} leases are listed");
+        return Err(ApiError::new(Code::BadRequest, message).into());
+    }
+    let viewer = caller.viewer;
+    let list = async move { Ok::<Vec<Lease>, Failure>(leases::all(&leases, viewer, ended).await?) };
+    limiter.answer(&caller, StatusCode::OK, list).await
+}
+
+/// One lease. An ended one is found while it is in history.
+#[cfg_attr(test, utoipa::path(
+    get, path = "/v1/leases/{id}", operation_id = "getLease", tag = "leases",
+    params(("id" = String, Path, description = "`L<number>`")),
+    responses((status = 200, description = "The answer", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn one(State(leases): State<Leases>, caller: Caller, Part(id): Part) -> Result<Json<Lease>, Failure> {
+    Ok(Json(leases::one(&leases, caller.viewer, &id).await?))
+}
+
+/// An active lease with the environment of its processes, for its holder and administrators.
+#[cfg_attr(test, utoipa::path(
+    get, path = "/v1/leases/{id}/environment", operation_id = "getLeaseEnvironment", tag = "leases",
+    params(("id" = String, Path, description = "`L<number>`")),
+    responses((status = 200, description = "The answer", body = LeaseGrant), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn environment(
+    State(leases): State<Leases>,
+    caller: Caller,
+    Part(id): Part,
+) -> Result<Json<LeaseGrant>, Failure> {
+    Ok(Json(leases::environment(&leases, &caller, &id)?))
+}
+
+/// Releases a lease. Its capacity is free once none of its processes is left.
+#[cfg_attr(test, utoipa::path(
+    post, path = "/v1/leases/{id}/release", operation_id = "releaseLease", tag = "leases", request_body = LeaseReleaseRequest,
+    params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "The lease, releasing or ended", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn release(
+    State(leases): State<Leases>,
+    State(requests): State<Requests>,
+    caller: Caller,
+    header: Header,
+    Part(id): Part,
+    Body(body): Body<LeaseReleaseRequest>,
+) -> Result<Json<Lease>, Failure> {
+    let key = header.of(caller.peer.uid, &format!("/v1/leases/{id}/release"), &body);
+    let releasing = async move { leases::release(&leases, &caller, &id, key).await };
+    Ok(Json(requests.carry_out_while_stopping(releasing).await?))
+}
+
+/// Sets a new end for an active lease.
+#[cfg_attr(test, utoipa::path(
+    post, path = "/v1/leases/{id}/renew", operation_id = "renewLease", tag = "leases", request_body = LeaseRenewRequest,
+    params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "The lease", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn renew(
+    State(leases): State<Leases>,
+    State(requests): State<Requests>,
+    caller: Caller,
+    header: Header,
+    Part(id): Part,
+    Body(request): Body<LeaseRenewRequest>,
+) -> Result<Json<Lease>, Failure> {
+    requests.can_record()?;
+    let key = header.of(caller.peer.uid, &format!("/v1/leases/{id}/renew"), &request);
+    let renewing = async move { leases::renew(&leases, &caller, &id, request, key).await };
+    Ok(Json(requests.carry_out(renewing).await?))
+}
+
+/// Revokes a lease, for administrators. With `end`, its processes are ended after the notice.
+#[cfg_attr(test, utoipa::path(
+    post, path = "/v1/leases/{id}/revoke", operation_id = "revokeLease", tag = "leases", request_body = LeaseRevokeRequest,
+    params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "The lease, releasing or ended", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn revoke(
+    State(leases): State<Leases>,
+    State(requests): State<Requests>,
+    caller: Caller,
+    header: Header,
+    Part(id): Part,
+    Body(request): Body<LeaseRevokeRequest>,
+) -> Result<Json<Lease>, Failure> {
+    requests.authorization.admin(&caller, "revoke leases").await?;
+    let key = header.of(caller.peer.uid, &format!("/v1/leases/{id}/revoke"), &request);
+    let revoking = async move { leases::revoke(&leases, &caller, &id, request, key).await };
+    Ok(Json(requests.carry_out_while_stopping(revoking).await?))
+}

@@ -1,0 +1,236 @@
+//! Changes of a lease on request: release, renewal, revocation. Each is recorded before it is answered.
+
+use std::time::Duration;
+
+use gpush_api::{
+    ApiError, Code, EndReason, LONGEST_LEASE_S, Lease, LeaseRenewRequest, LeaseRevocation, LeaseRevokeRequest,
+    LeaseState,
+};
+use gpush_core::lease::machine::{EndProcesses, Event};
+use gpush_store::{NewAudit, StoreError, Tx};
+use jiff::{SignedDuration, Timestamp};
+
+use super::{
+    Leases,
+    grant::end,
+    life::{self, GRACE},
+    queue, show,
+};
+use crate::{
+    caller::Caller,
+    idempotency::Key,
+    request::reason,
+    state::{OpenLease, leases::shown},
+};
+
+/// Time until SIGTERM when a revocation names none.
+const NOTICE: Duration = Duration::from_secs(60);
+
+/// Finds an open lease that the caller may change; `Err(Ok(lease))` when it has ended.
+async fn find(leases: &Leases, caller: &Caller, text: &str, what: &str) -> Result<OpenLease, Result<Lease, ApiError>> {
+    let id = show::id(text).map_err(Err)?;
+    let may = |uid: u32| caller.viewer.is_admin() || caller.peer.uid == uid;
+    if let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() {
+        return if may(lease.record.holder.uid) { Ok(lease) } else { Err(Err(show::denied(&lease, what))) };
+    }
+    match leases.handles.store.read(move |view| view.lease(id)).await {
+        Ok(Some(record)) if may(record.holder.uid) => Err(Ok(shown(&record, caller.viewer))),
+        Ok(Some(record)) => Err(Err(show::denied(&OpenLease::new(record), what))),
+        Ok(None) => Err(Err(show::unknown(id))),
+        Err(error) => Err(Err(error.into())),
+    }
+}
+
+/// Records the answer under the key of a request, and the audit trail.
+fn also(
+    caller: &Caller,
+    user: Option<String>,
+    key: Option<Key>,
+    action: &'static str,
+    object: String,
+    detail: serde_json::Value,
+) -> impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static {
+    let by = caller.actor(user);
+    move |tx| {
+        if let Some(key) = &key {
+            key.keep_done(tx)?;
+        }
+        tx.audit(NewAudit {
+            by: Some(by.clone()),
+            action: action.to_owned(),
+            object: object.clone(),
+            result: "done".to_owned(),
+            detail: detail.clone(),
+        })
+        .map(|_| ())
+    }
+}
+
+/// Whether a request was carried out under its key before.
+async fn is_repeated(leases: &Leases, key: Option<&Key>) -> Result<bool, ApiError> {
+    match key {
+        Some(key) => leases.handles.idempotency.is_done(key).await,
+        None => Ok(false),
+    }
+}
+
+/// Releases a lease. One that is releasing or has ended is returned as it is.
+///
+/// # Errors
+/// When there is none of that id, it is another user's, or the release cannot be recorded.
+pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: Option<Key>) -> Result<Lease, ApiError> {
+    let lease = match find(leases, caller, text, "release").await {
+        Ok(lease) => lease,
+        Err(ended) => return ended,
+    };
+    let id = lease.id();
+    match lease.state.name() {
+        LeaseState::Queued => {
+            queue::cancel(leases, id, EndReason::Cancelled).await;
+        }
+        LeaseState::Active => {
+            let user = leases.handles.users.user(caller.peer.uid).await;
+            let mut also = also(caller, user, key, "lease.release", id.to_string(), serde_json::Value::Null);
+            let written = leases.handles.store.write_ending(move |tx| {
+                let record = tx.release_lease(id, EndReason::Released)?;
+                also(tx)?;
+                Ok(record)
+            });
+            match written.await {
+                Ok(record) => {
+                    leases.handles.state.change_leases(|table| {
+                        if let Some(lease) = table.open.get_mut(&id) {
+                            lease.record = record;
+                        }
+                    });
+                    life::begin_end(leases, id, Event::Released).await;
+                }
+                // It expired, or its process ended, meanwhile.
+                Err(StoreError::LeaseTransition { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        LeaseState::Granting | LeaseState::Releasing | LeaseState::Ended => {}
+    }
+    settled(leases, caller, &lease).await
+}
+
+/// Returns a lease after a change. One that ends within a moment is returned as ended.
+async fn settled(leases: &Leases, caller: &Caller, lease: &OpenLease) -> Result<Lease, ApiError> {
+    /// How long an answer waits for the end of a lease that nothing uses.
+    const SOON: Duration = Duration::from_millis(200);
+    let id = lease.id();
+    let mut snapshots = leases.handles.state.watch();
+    let ended = snapshots.wait_for(|host| !host.leases.open.contains_key(&id));
+    let _may_be_releasing = tokio::time::timeout(SOON, ended).await.is_ok();
+    show::one(leases, caller.viewer, &id.to_string()).await
+}
+
+/// Sets a new end for an active lease.
+///
+/// # Errors
+/// When it is not active, another user's, the quota does not allow the duration, or it cannot be recorded.
+pub(crate) async fn renew(
+    leases: &Leases,
+    caller: &Caller,
+    text: &str,
+    request: LeaseRenewRequest,
+    key: Option<Key>,
+) -> Result<Lease, ApiError> {
+    let lease = match find(leases, caller, text, "renew").await {
+        Ok(lease) => lease,
+        Err(Ok(ended)) => return Err(not_active(&ended)),
+        Err(Err(error)) => return Err(error),
+    };
+    if !(1..=LONGEST_LEASE_S).contains(&request.duration_s) {
+        return Err(ApiError::new(Code::BadRequest, "a duration must be 1 second to 52 weeks")
+            .hint("write 90s, 15m, 1h30m or 2d"));
+    }
+    let id = lease.id();
+    if is_repeated(leases, key.as_ref()).await? {
+        return show::one(leases, caller.viewer, text).await;
+    }
+    super::request::may_last(leases, caller, &lease, request.duration_s).await?;
+    if lease.state.name() != LeaseState::Active {
+        return Err(not_active(&lease.shown(caller.viewer)));
+    }
+    let expires_at = end(Some(request.duration_s));
+    let user = leases.handles.users.user(caller.peer.uid).await;
+    let detail = serde_json::json!({ "expires_at": expires_at });
+    let mut also = also(caller, user, key, "lease.renew", id.to_string(), detail);
+    let written = leases.handles.store.write(move |tx| {
+        let record = tx.renew_lease(id, expires_at)?;
+        also(tx)?;
+        Ok(record)
+    });
+    let record = written.await?;
+    leases.handles.state.change_leases(|table| {
+        if let Some(lease) = table.open.get_mut(&id) {
+            lease.set_record(record);
+        }
+    });
+    leases.ends_changed.notify_one();
+    show::one(leases, caller.viewer, text).await
+}
+
+fn not_active(lease: &Lease) -> ApiError {
+    ApiError::new(Code::Conflict, format!("cannot renew lease {}: it is {}", lease.id, lease.state))
+        .hint("request another one with `gpushctl lease request`")
+}
+
+/// Revokes a lease for an administrator.
+///
+/// # Errors
+/// When there is none of that id, it has ended, or the revocation cannot be recorded.
+pub(crate) async fn revoke(
+    leases: &Leases,
+    caller: &Caller,
+    text: &str,
+    request: LeaseRevokeRequest,
+    key: Option<Key>,
+) -> Result<Lease, ApiError> {
+    let words = reason(&request.reason)?;
+    if is_repeated(leases, key.as_ref()).await? {
+        return show::one(leases, caller.viewer, text).await;
+    }
+    let times = [request.notice_s, request.grace_s];
+    if times.into_iter().flatten().any(|seconds| seconds > LONGEST_LEASE_S) {
+        return Err(ApiError::new(Code::BadRequest, "a notice or grace of more than 52 weeks is not possible")
+            .hint("write 90s, 15m, 1h30m or 2d"));
+    }
+    if !request.end && times.iter().any(Option::is_some) {
+        return Err(ApiError::new(Code::BadRequest, "a notice or grace needs `end`").hint("add `--end`"));
+    }
+    let lease = match find(leases, caller, text, "revoke").await {
+        Ok(lease) => lease,
+        Err(ended) => return ended,
+    };
+    let id = lease.id();
+    let end = request.end.then(|| EndProcesses {
+        notice: request.notice_s.map_or(NOTICE, Duration::from_secs),
+        grace: request.grace_s.map_or(GRACE, Duration::from_secs),
+    });
+    if lease.state.name() == LeaseState::Queued {
+        queue::cancel(leases, id, EndReason::Revoked).await;
+        return show::one(leases, caller.viewer, text).await;
+    }
+    let user = leases.handles.users.user(caller.peer.uid).await;
+    let at = Timestamp::now();
+    let processes_end_at = end.and_then(|end| at.checked_add(SignedDuration::try_from(end.notice).ok()?).ok());
+    let revocation = LeaseRevocation { by: caller.actor(user.clone()), reason: words.clone(), at, processes_end_at };
+    let detail = serde_json::json!({ "reason": words, "end": request.end, "processes_end_at": processes_end_at });
+    let mut also = also(caller, user, key, "lease.revoke", id.to_string(), detail);
+    let written = leases.handles.store.write_ending(move |tx| {
+        let record = tx.revoke_lease(id, revocation.clone())?;
+        also(tx)?;
+        Ok(record)
+    });
+    let record = written.await?;
+    leases.handles.state.change_leases(|table| {
+        if let Some(lease) = table.open.get_mut(&id) {
+            lease.record = record;
+        }
+    });
+    life::begin_end(leases, id, Event::Revoked(end)).await;
+    settled(leases, caller, &lease).await
+}

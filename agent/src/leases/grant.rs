@@ -1,0 +1,338 @@
+//! Grants of targets that exist: placed and reserved under the placement lock, then committed.
+//!
+//! ```text
+//! resolve ─► [placement lock: host, quota, place, reserve] ─► admission to MPS ─► commit ─► open ─► answer
+//!              │ no room                                        │ refused           │
+//!              ▼                                                ▼                   ├ failed: capacity freed
+//!            refused, or queued                              capacity freed         └ not known: stays reserved
+//! ```
+//!
+//! A request without `wait` is refused when there is no room. An operation that has the GPUs is waited for, since most
+//! end within seconds.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseRequest, LeaseWait};
+use gpush_core::lease::{
+    placement::{Assignment, Closed, Host, NoAssignment, Obstacle, place},
+    quota,
+    request::spec,
+};
+use gpush_store::{LeaseRecord, LeaseSource, LeaseTerms, NewAudit, StoreError};
+use jiff::{SignedDuration, Timestamp};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    Leases,
+    offers::{self, gpus_of},
+    queue,
+    request::{Resolved, resolve},
+    show,
+};
+use crate::{
+    caller::{Caller, Viewer},
+    idempotency::Key,
+    lanes::{Grant, Ticket},
+    mps,
+    state::{LeaseTable, Observed, OpenLease, Reservation, ReservationId, words},
+};
+
+/// How long a request without `wait` waits until an operation on its GPUs has ended: most take less.
+const OPERATION: Duration = Duration::from_secs(2);
+
+/// Most leases that an error names.
+const MOST_NAMED: usize = 16;
+
+/// The result of a request.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// It was granted.
+    Granted(Box<LeaseGrant>),
+    /// It waits in the queue.
+    Queued(queue::Waiter),
+}
+
+/// Requests a lease. A request with a key that was granted before returns its lease.
+///
+/// # Errors
+/// When it is denied, cannot be met, or cannot be recorded.
+pub(crate) async fn request(
+    leases: &Leases,
+    caller: &Caller,
+    request: LeaseRequest,
+    key: Option<Key>,
+) -> Result<Outcome, ApiError> {
+    // One key gets one lease.
+    let lock = match &key {
+        Some(key) => Some(leases.handles.idempotency.lock(key).await),
+        None => None,
+    };
+    if let Some(key) = &key
+        && let Some(number) = leases.handles.idempotency.number(key).await?
+    {
+        return known(leases, caller, LeaseId(number));
+    }
+    if let Some(maintenance) = leases.handles.state.maintenance() {
+        return Err(words::refusal(&maintenance));
+    }
+    let until = Instant::now() + OPERATION;
+    let wait = request.wait;
+    let mut room = leases.handles.lanes.room();
+    loop {
+        // Before placement, so that no change in between is missed.
+        room.mark_unchanged();
+        let seen = leases.handles.readings.host().await?;
+        let gpus = seen.gpus(Viewer::Log);
+        let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
+        let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty).await?;
+        let not_placed = match reserve(leases, &seen, &gpus, &resolved) {
+            Ok(reserved) => {
+                let granted = commit(leases, caller.viewer, resolved.new.into(), &request, reserved, key).await?;
+                return Ok(Outcome::Granted(Box::new(granted)));
+            }
+            Err(NotReserved::Refused(error)) => return Err(error),
+            Err(NotReserved::NoRoom(why)) => why,
+        };
+        match wait {
+            LeaseWait::No => {
+                let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
+                let passes =
+                    matches!(&not_placed, NoAssignment::Busy { obstacles } if obstacles.iter().any(is_claimed));
+                if passes && timeout_at(until, room.changed()).await.is_ok() {
+                    continue;
+                }
+                return Err(explain(leases, &not_placed, &resolved, &gpus, None));
+            }
+            LeaseWait::Seconds(_) | LeaseWait::Unlimited => {
+                if !matches!(not_placed, NoAssignment::Busy { .. }) {
+                    return Err(explain(leases, &not_placed, &resolved, &gpus, None));
+                }
+                let waiter = queue::enter(leases, caller, resolved, wait, key, lock).await?;
+                return Ok(Outcome::Queued(waiter));
+            }
+        }
+    }
+}
+
+/// Returns the lease that a request with this key got before.
+fn known(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome, ApiError> {
+    let granted = show::environment(leases, caller, &id.to_string());
+    let granted = granted.map_err(|error| match error.code {
+        Code::NotFound | Code::Conflict => {
+            ApiError::new(Code::Conflict, format!("lease {id}, granted to this request before, has ended"))
+                .hint("send the request with another key")
+        }
+        _ => error,
+    })?;
+    Ok(Outcome::Granted(Box::new(granted)))
+}
+
+/// Why nothing was reserved.
+#[derive(Debug)]
+pub(super) enum NotReserved {
+    /// A quota, or a target's own limit, refuses the request.
+    Refused(ApiError),
+    /// There is no assignment.
+    NoRoom(NoAssignment),
+}
+
+/// Capacity that is reserved until its grant is recorded.
+#[derive(Debug)]
+pub(super) struct Reserved {
+    id: ReservationId,
+    members: Vec<LeaseMember>,
+    /// Operations on the GPUs begin after it.
+    _grants: Vec<Grant>,
+}
+
+/// Places a request behind those that wait, and reserves its assignment.
+fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) -> Result<Reserved, NotReserved> {
+    let _placing = leases.placing();
+    loop {
+        let table = leases.handles.state.leases();
+        within_quota(&table, resolved).map_err(NotReserved::Refused)?;
+        let host = offers::host(leases, &seen.host, gpus, &table);
+        let host = queue::as_queue(leases, &host).host_for_newcomer(&host, leases.policy());
+        let assignment = place(&host, &resolved.wanted, leases.policy()).map_err(NotReserved::NoRoom)?;
+        if let Some(reserved) = take(leases, gpus, &host, &table, resolved, &assignment)? {
+            return Ok(reserved);
+        }
+        // An operation has claimed a GPU since: the next pass finds it closed.
+    }
+}
+
+/// Reserves an assignment. `None` when an operation has claimed one of the GPUs. The caller has the placement lock.
+pub(super) fn take(
+    leases: &Leases,
+    gpus: &[Gpu],
+    host: &Host,
+    table: &LeaseTable,
+    resolved: &Resolved,
+    assignment: &Assignment,
+) -> Result<Option<Reserved>, NotReserved> {
+    let refused = NotReserved::Refused;
+    let members = offers::members(leases, assignment, gpus, host, &resolved.new.request).map_err(refused)?;
+    let size = quota::Size::of(&members);
+    quota::check_size(&resolved.quota, &held(table, resolved.wanted.holder), size)
+        .map_err(|denial| refused(ApiError::from(&denial)))?;
+    let Ok(grants) = leases.handles.lanes.begin_grant(&gpus_of(&members)) else { return Ok(None) };
+    let reservation = Reservation { holder: resolved.wanted.holder, members: members.clone() };
+    let id = leases.handles.state.change_leases(|table| table.reserve(reservation));
+    Ok(Some(Reserved { id, members, _grants: grants }))
+}
+
+/// Checks the limits of the holder that do not depend on the assignment.
+pub(super) fn within_quota(table: &LeaseTable, resolved: &Resolved) -> Result<(), ApiError> {
+    let held = held(table, resolved.wanted.holder);
+    let (kind, duration) = (resolved.wanted.share.kind(), resolved.new.request.duration_s);
+    quota::check_request(&resolved.quota, &held, kind, duration).map_err(|denial| ApiError::from(&denial))
+}
+
+/// The leases of a user, as quotas count them.
+pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::Held> {
+    let of_user = table.open.values().filter(|lease| lease.record.holder.uid == uid);
+    let open = of_user.map(|lease| quota::Held {
+        id: lease.id(),
+        queued: !lease.state.name().holds_capacity(),
+        size: quota::Size::of(&lease.record.members),
+    });
+    let reserved = table.reserved.values().filter(|one| one.holder == uid);
+    // It has no number yet; the next one is not far from the truth, and only shown.
+    let next = table.open.keys().next_back().map_or(1, |id| id.0 + 1);
+    let reserved =
+        reserved.map(|one| quota::Held { id: LeaseId(next), queued: false, size: quota::Size::of(&one.members) });
+    open.chain(reserved).collect()
+}
+
+/// Records a grant of reserved capacity, and admits the holder.
+///
+/// # Errors
+/// When an MPS daemon does not admit the holder, or the grant cannot be recorded. The capacity is then free again,
+/// unless the outcome is not known.
+pub(super) async fn commit(
+    leases: &Leases,
+    viewer: Viewer,
+    source: LeaseSource,
+    request: &LeaseRequest,
+    reserved: Reserved,
+    key: Option<Key>,
+) -> Result<LeaseGrant, ApiError> {
+    let Reserved { id: reservation, members, _grants } = reserved;
+    let free = || async {
+        leases.handles.state.change_leases(|table| table.reserved.remove(&reservation));
+        mps::admit(&leases.handles.mps, &members).await;
+        leases.capacity_freed();
+    };
+    // First: clients of another user may be connected, and then nothing must be recorded.
+    if let Err(error) = mps::prepare(&leases.handles.mps, &members).await {
+        free().await;
+        return Err(error);
+    }
+    let terms = LeaseTerms { members: members.clone(), expires_at: end(request.duration_s) };
+    let text = spec(request);
+    let targets: Vec<String> = members.iter().map(|member| member.target.clone()).collect();
+    let gpus: Vec<_> = gpus_of(&members).into_iter().map(|gpu| serde_json::json!({ "gpu": gpu })).collect();
+    let written = leases.handles.store.write(move |tx| {
+        let record = tx.grant_lease(source.clone(), terms.clone())?;
+        if let Some(key) = &key {
+            key.keep_with(tx, record.id.0)?;
+        }
+        let detail = serde_json::json!({ "request": text, "targets": targets, "gpus": gpus, "uid": record.holder.uid });
+        tx.audit(audit(&record, "lease.grant", "granted", detail))?;
+        Ok(record)
+    });
+    match written.await {
+        Ok(record) => {
+            leases.handles.state.change_leases(|table| {
+                table.reserved.remove(&reservation);
+                table.put(record.clone());
+            });
+            let uid = record.holder.uid;
+            tracing::info!(uid, "lease {} granted: {}", record.id, spec(request));
+            super::life::watch(leases, record.id);
+            leases.ends_changed.notify_one();
+            let table = leases.handles.state.leases();
+            let lease = table.open.get(&record.id).ok_or_else(|| show::unknown(record.id))?;
+            show::granted(leases, lease, viewer)
+        }
+        // What the disk has is known when gpushd has restarted. Until then the store refuses all changes.
+        Err(error @ StoreError::Uncertain { .. }) => Err(error.into()),
+        Err(error) => {
+            free().await;
+            Err(error.into())
+        }
+    }
+}
+
+/// An audit record about a lease, by the caller who requested it.
+pub(super) fn audit(record: &LeaseRecord, action: &str, result: &str, detail: serde_json::Value) -> NewAudit {
+    NewAudit {
+        by: Some(record.asked_by.clone()),
+        action: action.to_owned(),
+        object: record.id.to_string(),
+        result: result.to_owned(),
+        detail,
+    }
+}
+
+/// The end of a lease that is granted now.
+pub(super) fn end(duration_s: Option<u64>) -> Option<Timestamp> {
+    let span = SignedDuration::from_secs(i64::try_from(duration_s?).ok()?);
+    // Durations are limited to a year.
+    Timestamp::now().checked_add(span).ok()
+}
+
+/// Explains why a request has no assignment: the obstacles, and the leases that hold the capacity.
+/// `before` is the position of the request, if it waits.
+pub(super) fn explain(
+    leases: &Leases,
+    why: &NoAssignment,
+    resolved: &Resolved,
+    gpus: &[Gpu],
+    before: Option<Ticket>,
+) -> ApiError {
+    let mut error = why.error(&resolved.wanted);
+    let NoAssignment::Busy { obstacles } = why else { return error };
+    if let Some(target) = &resolved.wanted.target
+        && let Err(closed) = mps::serves(&leases.handles.mps, target)
+    {
+        return closed;
+    }
+    let indexes: BTreeSet<u32> = obstacles.iter().map(|(index, _)| *index).collect();
+    // Why a GPU is closed, such as the reason of its cordon.
+    let is_closed = |gpu: &&Gpu| {
+        obstacles.iter().any(|(index, obstacle)| *index == gpu.index && matches!(obstacle, Obstacle::Closed(_)))
+    };
+    error.causes.extend(gpus.iter().filter(is_closed).flat_map(|gpu| gpu.reasons.iter().cloned()));
+    let uuids: Vec<&str> =
+        gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
+    if resolved.wanted.share.kind() == LeaseKind::Mps {
+        error.causes.extend(mps::not_serving(&leases.handles.mps, &uuids));
+    }
+    let table = leases.handles.state.leases();
+    let is_here = |member: &LeaseMember| {
+        uuids.contains(&member.gpu.as_str())
+            && resolved.wanted.target.as_ref().is_none_or(|target| member.target == *target)
+    };
+    let holding: Vec<String> =
+        table.holding().filter(|lease| lease.record.members.iter().any(is_here)).map(OpenLease::describe).collect();
+    error.causes.extend(holding.iter().take(MOST_NAMED).map(|lease| format!("{lease} is in the way")));
+    let ahead = leases.handles.lanes.entries().into_iter().filter(|(ticket, entry)| {
+        before.is_none_or(|before| *ticket < before)
+            && entry.needs.iter().any(|(gpu, need)| {
+                uuids.contains(&gpu.as_str())
+                    && resolved.wanted.target.as_ref().is_none_or(|target| need.concerns(target))
+            })
+    });
+    error.causes.extend(ahead.map(|(_, entry)| format!("{} waits for it and came first", entry.waiter)));
+    if let Some(more) = holding.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
+        error.causes.push(format!("{more} more leases are in the way"));
+    }
+    error
+}
+
+/// The channel on which a waiting request gets its result.
+pub(super) type Reply = oneshot::Sender<Result<LeaseGrant, ApiError>>;

@@ -1,0 +1,404 @@
+//! The end of leases: bindings that end, expiry, lost GPUs, and processes that are left.
+//!
+//! ```text
+//! active ──► releasing ──► probe ─┬─ nothing left ─► end recorded ─► capacity free
+//!                            ▲    └─ processes left: recorded as releasing ─► a pidfd, or the next probe
+//!                            └──────────────────────────────────────────────────┘
+//! ```
+//!
+//! Each open lease has one task, which waits for the end of the process that the lease is bound to and, once the lease is
+//! releasing, for the end of its processes by their pidfds. The driver and the daemon are asked again after each, and
+//! at intervals for what has no pidfd.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
+
+use gpush_api::{EndReason, GpuState, LeaseBinding, LeaseId, LeaseState};
+use gpush_core::lease::machine::{self, Effect, EndProcesses, Event};
+use gpush_host::{
+    pidfd::{AsyncPidFd, PidFd},
+    proc,
+};
+use gpush_store::{LeaseRecord, NewAudit};
+use jiff::Timestamp;
+use nix::sys::signal::Signal;
+use tokio::sync::Notify;
+
+use super::{
+    Leases,
+    processes::{self, Left},
+    queue,
+};
+use crate::{mps, state::OpenLease};
+
+/// Pause between two probes of a lease that is releasing: the first, and the longest. A pidfd ends it early.
+const PROBE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(5));
+
+/// Longest pause between two probes while a source does not answer.
+const UNKNOWN: Duration = Duration::from_secs(1);
+
+/// Pause until an end that could not be recorded is recorded again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// How late a clock that was set forward is noticed.
+const CLOCK: Duration = Duration::from_secs(30);
+
+/// Time from SIGTERM to SIGKILL for a revocation of an earlier gpushd.
+pub(super) const GRACE: Duration = Duration::from_secs(10);
+
+/// Most pidfds that a releasing lease waits for at a time.
+const MOST_AWAITED: usize = 64;
+
+/// The time as the state machine counts it.
+fn now() -> machine::Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}
+
+/// Runs leases until gpushd stops: takes over those of an earlier gpushd, ends expired ones, and serves the queue.
+pub(crate) async fn run(leases: Leases) {
+    take_over(&leases).await;
+    tokio::join!(expire(leases.clone()), lost(leases.clone()), queue::run(leases));
+}
+
+/// Takes over the leases of an earlier gpushd.
+async fn take_over(leases: &Leases) {
+    let open: Vec<OpenLease> = leases.handles.state.leases().open.values().cloned().collect();
+    for lease in open {
+        match lease.state.name() {
+            // Its client waits no longer.
+            LeaseState::Queued => record_end(leases, lease.id(), EndReason::Cancelled).await,
+            LeaseState::Active | LeaseState::Releasing => {
+                if let Some(at) = lease.record.revocation.as_ref().and_then(|revocation| revocation.processes_end_at) {
+                    let notice = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
+                    apply(leases, lease.id(), Event::Revoked(Some(EndProcesses { notice, grace: GRACE })));
+                }
+                watch(leases, lease.id());
+            }
+            // The recovery of its operation decides.
+            LeaseState::Granting | LeaseState::Ended => {}
+        }
+    }
+}
+
+/// Applies an event to a lease. Returns the effects; none when the lease is not open.
+pub(super) fn apply(leases: &Leases, id: LeaseId, event: Event) -> Vec<Effect> {
+    leases.handles.state.change_leases(|table| {
+        let Some(lease) = table.open.get_mut(&id) else { return Vec::new() };
+        let (state, effects) = machine::step(lease.state, event, now());
+        lease.state = state;
+        if let machine::State::Ended(_) = state {
+            lease.queue = None;
+        }
+        effects
+    })
+}
+
+/// Starts the end of an active lease. Returns whether it was active.
+pub(super) async fn begin_end(leases: &Leases, id: LeaseId, event: Event) -> bool {
+    let effects = apply(leases, id, event);
+    let begins = effects.contains(&Effect::WatchProcesses);
+    if effects.contains(&Effect::CloseAdmission)
+        && let Some(lease) = leases.handles.state.leases().open.get(&id)
+    {
+        mps::admit(&leases.handles.mps, &lease.record.members).await;
+    }
+    watch(leases, id);
+    begins
+}
+
+/// Ends a lease whose client was gone before it was answered.
+pub(super) async fn end_unused(leases: &Leases, id: LeaseId) {
+    begin_end(leases, id, Event::Released).await;
+}
+
+/// Watches an open lease, or wakes the task that does.
+pub(super) fn watch(leases: &Leases, id: LeaseId) {
+    let mut watched = leases.watched();
+    if let Some(changed) = watched.get(&id) {
+        changed.notify_one();
+        return;
+    }
+    let changed = Arc::new(Notify::new());
+    watched.insert(id, Arc::clone(&changed));
+    drop(watched);
+    let leases = leases.clone();
+    tokio::spawn(async move {
+        let stopping = leases.handles.stopping.clone();
+        let _stopped = stopping.run_until_cancelled(follow(&leases, id, &changed)).await;
+        leases.watched().remove(&id);
+    });
+}
+
+/// Follows a lease to its end.
+async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
+    loop {
+        let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
+        match lease.state.name() {
+            LeaseState::Active => tokio::select! {
+                () = bound_process_ends(&lease) => {
+                    tracing::info!("lease {id}: the process that it is bound to has ended");
+                    let effects = apply(leases, id, Event::BindingEnded);
+                    if effects.contains(&Effect::CloseAdmission) {
+                        mps::admit(&leases.handles.mps, &lease.record.members).await;
+                    }
+                }
+                () = changed.notified() => {}
+            },
+            LeaseState::Releasing => return finish(leases, id, changed).await,
+            LeaseState::Queued | LeaseState::Granting => changed.notified().await,
+            LeaseState::Ended => return,
+        }
+    }
+}
+
+/// Waits until the process that a lease is bound to has ended; for ever when it is bound to none.
+async fn bound_process_ends(lease: &OpenLease) {
+    let LeaseBinding::Process { pid: Some(pid), start } = lease.record.binding else {
+        return std::future::pending().await;
+    };
+    loop {
+        match AsyncPidFd::open(pid) {
+            // Opened before the start is compared: the descriptor is of the process that has this start.
+            Ok(Some(process)) if proc::start(pid) == start => return process.ended().await,
+            Ok(_) => return,
+            // Too many open files: its end is noticed later.
+            Err(error) => {
+                tracing::warn!(pid, "cannot watch the process that lease {} is bound to: {error}", lease.id());
+                tokio::time::sleep(UNKNOWN).await;
+                if proc::start(pid) != start {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Brings a releasing lease to its end.
+async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
+    let mut pause = PROBE.0;
+    loop {
+        let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
+        let left = processes::left(leases, &lease).await;
+        let mut effects = apply(leases, id, Event::Probed(left.remaining));
+        while let Some(reason) = effects.iter().find_map(recorded_end) {
+            match write_end(leases, &lease, reason).await {
+                Ok(()) => {
+                    apply(leases, id, Event::EndRecorded);
+                    mps::admit(&leases.handles.mps, &lease.record.members).await;
+                    leases.capacity_freed();
+                    return;
+                }
+                Err(error) => {
+                    tracing::error!("cannot record the end of lease {id}, trying again: {error}");
+                    apply(leases, id, Event::EndNotRecorded);
+                    tokio::time::sleep(RETRY).await;
+                    effects = apply(leases, id, Event::Tick);
+                }
+            }
+        }
+        note(leases, &lease, &left).await;
+        end_processes(leases, id, &lease, &left);
+        let is_known = left.remaining.driver.is_some() && left.remaining.daemon.is_some();
+        let longest = if is_known { PROBE.1 } else { UNKNOWN };
+        pause = pause.min(longest);
+        let due = leases.handles.state.leases().open.get(&id).and_then(|lease| lease.state.due());
+        let due = due.map_or(Duration::MAX, |due| due.saturating_sub(now()));
+        let mut ended = std::pin::pin!(one_ends(left.pids().collect()));
+        tokio::select! {
+            () = &mut ended => pause = PROBE.0,
+            () = changed.notified() => {}
+            () = tokio::time::sleep(pause.min(due)) => pause = (pause * 2).min(longest),
+        }
+    }
+}
+
+fn recorded_end(effect: &Effect) -> Option<EndReason> {
+    match effect {
+        Effect::RecordEnd(reason) => Some(*reason),
+        _ => None,
+    }
+}
+
+/// Waits until one of these processes has ended; for ever when there is none.
+async fn one_ends(pids: Vec<u32>) {
+    let mut watched = tokio::task::JoinSet::new();
+    for pid in pids.into_iter().take(MOST_AWAITED) {
+        match AsyncPidFd::open(pid) {
+            Ok(Some(process)) => drop(watched.spawn(async move { process.ended().await })),
+            // It has ended. The driver may list it for a moment.
+            Ok(None) => {}
+            Err(error) => tracing::debug!(pid, "cannot watch a process: {error}"),
+        }
+    }
+    if watched.join_next().await.is_none() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Records that a lease is releasing, and notes what it waits for.
+async fn note(leases: &Leases, lease: &OpenLease, left: &Left) {
+    let id = lease.id();
+    let words = left.words();
+    if lease.record.state == LeaseState::Active
+        && let Some(reason) = lease.state.reason()
+    {
+        let written = leases.handles.store.write_ending(move |tx| {
+            let record = tx.release_lease(id, reason)?;
+            tx.audit(ended_by_gpushd(&record, "lease.release", reason.name()))?;
+            Ok(record)
+        });
+        match written.await {
+            Ok(record) => leases.handles.state.change_leases(|table| {
+                if let Some(lease) = table.open.get_mut(&id) {
+                    lease.record = record;
+                }
+            }),
+            // After a restart the lease is active, and its end begins again.
+            Err(error) => tracing::error!("cannot record that lease {id} is releasing: {error}"),
+        }
+    }
+    if lease.waits_for != words {
+        leases.handles.state.change_leases(|table| {
+            if let Some(lease) = table.open.get_mut(&id) {
+                lease.waits_for = words;
+            }
+        });
+    }
+}
+
+/// Sends the signals that are due to the processes of a lease.
+fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &Left) {
+    let signal = apply(leases, id, Event::Tick).into_iter().find_map(|effect| match effect {
+        Effect::Terminate => Some(Signal::SIGTERM),
+        Effect::Kill => Some(Signal::SIGKILL),
+        _ => None,
+    });
+    let killed = leases.handles.state.leases().open.get(&id).is_some_and(|lease| match lease.state {
+        machine::State::Releasing(releasing) => releasing.ending == machine::ProcessEnding::Killed,
+        _ => false,
+    });
+    // A process that began after the first SIGKILL is killed as well.
+    let Some(signal) = signal.or(killed.then_some(Signal::SIGKILL)) else { return };
+    for pid in &left.own {
+        let Ok(Some(process)) = PidFd::open(*pid) else { continue };
+        // While the descriptor is open, the pid is that of this process.
+        if proc::owner(*pid) != Some(lease.record.holder.uid) {
+            continue;
+        }
+        match process.signal(signal) {
+            Ok(()) => tracing::info!(pid, "lease {id}: sent {signal}"),
+            Err(error) => tracing::warn!(pid, "lease {id}: cannot send {signal}: {error}"),
+        }
+    }
+}
+
+async fn write_end(leases: &Leases, lease: &OpenLease, reason: EndReason) -> Result<(), gpush_store::StoreError> {
+    let id = lease.id();
+    let written = leases.handles.store.write_ending(move |tx| {
+        let record = tx.end_lease(id, reason)?;
+        tx.audit(ended_by_gpushd(&record, "lease.end", reason.name())).map(|_| ())
+    });
+    written.await?;
+    tracing::info!(uid = lease.record.holder.uid, "lease {id} ended: {reason}");
+    Ok(())
+}
+
+fn ended_by_gpushd(record: &LeaseRecord, action: &str, result: &str) -> NewAudit {
+    NewAudit {
+        by: None,
+        action: action.to_owned(),
+        object: record.id.to_string(),
+        result: result.to_owned(),
+        detail: serde_json::json!({ "uid": record.holder.uid }),
+    }
+}
+
+/// Records the end of a lease that was never granted, and removes it.
+pub(super) async fn record_end(leases: &Leases, id: LeaseId, reason: EndReason) {
+    let event = match reason {
+        EndReason::TimedOut => Event::WaitTimedOut,
+        EndReason::Revoked => Event::Revoked(None),
+        _ => Event::Released,
+    };
+    let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
+    while let Err(error) = write_end(leases, &lease, reason).await {
+        tracing::error!("cannot record the end of lease {id}, trying again: {error}");
+        tokio::select! {
+            () = leases.handles.stopping.cancelled() => break,
+            () = tokio::time::sleep(RETRY) => {}
+        }
+    }
+    apply(leases, id, event);
+}
+
+/// Ends expired leases until gpushd stops.
+async fn expire(leases: Leases) {
+    loop {
+        let (wall, at) = (Timestamp::now(), Instant::now());
+        let table = leases.handles.state.leases();
+        let active = || table.open.values().filter(|lease| lease.state.name() == LeaseState::Active);
+        let over: Vec<LeaseId> = active().filter(|lease| lease.has_expired(wall, at)).map(OpenLease::id).collect();
+        for id in over {
+            tracing::info!("lease {id} has expired");
+            begin_end(&leases, id, Event::Expired(None)).await;
+        }
+        let next = leases.handles.state.leases();
+        let next = next.open.values().filter(|lease| lease.state.name() == LeaseState::Active);
+        let next = next.filter_map(|lease| lease.deadline).min();
+        let pause = next.map(|next| next.saturating_duration_since(Instant::now()).min(CLOCK));
+        tokio::select! {
+            () = leases.handles.stopping.cancelled() => return,
+            () = leases.ends_changed.notified() => {}
+            () = tokio::time::sleep(pause.unwrap_or(CLOCK)), if pause.is_some() => {}
+        }
+    }
+}
+
+/// Ends the leases of GPUs and MIG devices that are gone, until gpushd stops.
+async fn lost(leases: Leases) {
+    let mut snapshots = leases.handles.state.watch();
+    loop {
+        let host = Arc::clone(&snapshots.borrow_and_update());
+        let gone: BTreeSet<LeaseId> = host
+            .leases
+            .open
+            .values()
+            .filter(|lease| lease.state.name() == LeaseState::Active)
+            .filter(|lease| lease.record.members.iter().any(|member| is_gone(&host, &member.gpu, &member.target)))
+            .map(OpenLease::id)
+            .collect();
+        for id in gone {
+            tracing::warn!("lease {id}: its GPU or MIG device is gone");
+            begin_end(&leases, id, Event::GpuLost).await;
+        }
+        tokio::select! {
+            () = leases.handles.stopping.cancelled() => return,
+            changed = snapshots.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Whether a GPU is lost, or was read without the MIG device that is leased.
+fn is_gone(host: &Arc<crate::state::HostState>, gpu: &str, target: &str) -> bool {
+    let Some(snapshot) = host.gpu(gpu) else { return false };
+    let one = &snapshot.gpu;
+    match one.state {
+        GpuState::Lost => true,
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded if !one.stale && target != gpu => {
+            let instances = one.mig.iter().flat_map(|mig| &mig.instances);
+            let mut devices = instances.flat_map(|instance| &instance.compute);
+            !snapshot.is_unread() && !devices.any(|device| device.uuid.as_deref() == Some(target))
+        }
+        GpuState::Ready
+        | GpuState::Cordoned
+        | GpuState::Degraded
+        | GpuState::Changing
+        | GpuState::Held
+        | GpuState::Unknown
+        | GpuState::Maintenance => false,
+    }
+}

@@ -1,0 +1,151 @@
+//! Leases: shares of GPUs for users. The decisions are in [`gpush_core::lease`]; this module executes them.
+//!
+//! ```text
+//! request ─► resolved ─► placed and reserved ─► committed ─► admitted, answered      released, revoked, expired,
+//!    │                    │ under one short lock   └ failed: capacity is free again    binding ended, GPU lost
+//!    │                    ▼                                                                │
+//!    │                   no room ─► refused, or recorded as queued ─► granted later        ▼
+//!    └─ denied by a quota                            └ cancelled, timed out        admission closed, recorded
+//!                                                                                          │
+//!                                          end recorded, capacity free ◄── no process left ┘
+//! ```
+//!
+//! Open leases are data in [`crate::state`]. A grant is reserved there under the placement lock, committed outside of
+//! it, and undone on a definite failure. When the outcome of a commit is not known, the capacity stays reserved until
+//! gpushd restarts. Capacity becomes free only after the end of a lease is durable.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `request` | what a request means on this host: holder, share, GPUs, binding |
+//! | `offers` | what the GPUs offer now, and the members of an assignment |
+//! | `grant` | placing, reserving, committing |
+//! | `queue` | requests that wait |
+//! | `change` | release, renewal, revocation |
+//! | `life` | the end of a lease: bindings, expiry, processes that are left |
+//! | `processes` | which processes of a lease are left |
+//! | `show` | leases as the API shows them |
+
+mod change;
+mod grant;
+mod life;
+mod offers;
+mod processes;
+mod queue;
+mod request;
+mod show;
+
+use std::{
+    collections::BTreeMap,
+    ops::Deref,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use gpush_api::LeaseId;
+use gpush_core::lease::placement::Policy;
+use gpush_host::identity::Users;
+use gpush_store::Store;
+use tokio::sync::Notify;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    idempotency::Idempotency,
+    lanes::{Lanes, Ticket},
+    mps::Mps,
+    state::{State, readings::Readings},
+};
+
+pub(crate) use self::{
+    change::{release, renew, revoke},
+    grant::{Outcome, request},
+    life::run,
+    show::{all, environment, one},
+};
+
+/// What leases are granted with.
+#[derive(Debug)]
+pub(crate) struct Handles {
+    /// What is known about the host, the open leases included.
+    pub(crate) state: State,
+    /// Readings of the GPUs.
+    pub(crate) readings: Readings,
+    /// The order of arrival, and which GPUs operations have claimed.
+    pub(crate) lanes: Lanes,
+    /// Admission to MPS targets, and their clients.
+    pub(crate) mps: Mps,
+    /// Records of leases.
+    pub(crate) store: Store,
+    /// Names of users.
+    pub(crate) users: Users,
+    /// Answers under idempotency keys.
+    pub(crate) idempotency: Idempotency,
+    /// Work that must end before gpushd does.
+    pub(crate) tasks: TaskTracker,
+    /// Cancelled when gpushd stops.
+    pub(crate) stopping: CancellationToken,
+}
+
+/// The leases of this host. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Leases(Arc<Inner>);
+
+/// The state behind [`Leases`].
+#[derive(Debug)]
+pub(crate) struct Inner {
+    handles: Handles,
+    /// Locked from the placement of a request until its capacity is reserved. Never across an await.
+    placing: Mutex<()>,
+    /// Requests that wait, by their position in the order of arrival.
+    waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
+    /// Leases with a task that watches for their end.
+    watched: Mutex<BTreeMap<LeaseId, Arc<Notify>>>,
+    /// Wakes the queue: capacity became free, or a request came.
+    queue_changed: Notify,
+    /// Wakes the task that ends expired leases: a lease with an end time was granted or renewed.
+    ends_changed: Notify,
+}
+
+impl Deref for Leases {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl Leases {
+    /// Creates the handle. The open leases are in the state already.
+    pub(crate) fn new(handles: Handles) -> Self {
+        Self(Arc::new(Inner {
+            handles,
+            placing: Mutex::default(),
+            waiting: Mutex::default(),
+            watched: Mutex::default(),
+            queue_changed: Notify::new(),
+            ends_changed: Notify::new(),
+        }))
+    }
+
+    /// Where members are placed when there is a choice.
+    fn policy(&self) -> Policy {
+        self.handles.state.config().leases.placement
+    }
+
+    fn placing(&self) -> MutexGuard<'_, ()> {
+        self.placing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<Ticket, queue::Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watched(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<Notify>>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes what may go on now that capacity is free.
+    fn capacity_freed(&self) {
+        self.queue_changed.notify_one();
+        // An operation may wait for a lease that has ended.
+        self.handles.lanes.lease_ended();
+    }
+}

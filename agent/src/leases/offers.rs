@@ -1,0 +1,101 @@
+//! What the GPUs offer now, from one snapshot, and the members of an assignment.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpush_api::{ApiError, Gpu, LeaseMember, LeaseRequest, LeaseShare, MemberShare, MpsSettings};
+use gpush_core::lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib};
+
+use super::Leases;
+use crate::{
+    mps,
+    state::{HostState, LeaseTable},
+};
+
+/// Returns what the GPUs offer, with the capacity that leases and operations occupy.
+pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &LeaseTable) -> Host {
+    let members: Vec<(u32, &LeaseMember)> = table.members().collect();
+    let (daemons, users) = mps::daemons(&leases.handles.mps);
+    let mut offered = Host::of(&Snapshot {
+        config: &host.config,
+        gpus,
+        members: &members,
+        claimed: &leases.handles.lanes.claimed(),
+        daemons: &daemons,
+        users: &users,
+        dynamic: &BTreeMap::new(),
+    });
+    // A rule may want several users where the driver serves one.
+    for (target, user) in mps::single_users(&leases.handles.mps, table) {
+        for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| mps.target == target) {
+            mps.user = mps.user.or(Some(user));
+        }
+    }
+    // A target without a daemon that serves offers its kind, and has no room.
+    let serving = mps::serving(&leases.handles.mps);
+    for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| !serving.contains(&mps.target)) {
+        mps.leases = mps.leases.max(mps.most_leases);
+    }
+    offered
+}
+
+/// Returns the members of an assignment whose targets exist.
+///
+/// # Errors
+/// When an MPS target cannot give what the request asks for.
+pub(super) fn members(
+    leases: &Leases,
+    assignment: &Assignment,
+    gpus: &[Gpu],
+    offered: &Host,
+    request: &LeaseRequest,
+) -> Result<Vec<LeaseMember>, ApiError> {
+    let mut members = Vec::new();
+    for member in &assignment.members {
+        let Some(gpu) = gpus.iter().find(|gpu| gpu.index == member.gpu()) else { continue };
+        let total = gpu.memory.total_mib;
+        let (target, share, memory_mib) = match member {
+            Member::Device { uuid, .. } => {
+                let (profile, memory) = device(gpu, uuid);
+                (uuid.clone(), MemberShare::Mig { profile, generation: 0 }, memory)
+            }
+            // The operation that creates the instance reads its UUID.
+            Member::Create { .. } => continue,
+            Member::Mps { target, percentage, .. } => {
+                let asked = match &request.share {
+                    LeaseShare::Mps { memory_limit_mib, priority, .. } => (*memory_limit_mib, *priority),
+                    _ => (None, None),
+                };
+                let settings = mps::client_settings(&leases.handles.mps, target, *percentage, asked.0, asked.1)?;
+                let MpsSettings { percentage, memory_limit_mib, priority } = settings;
+                let of_target = offered.gpus.iter().flat_map(|gpu| &gpu.mps).find(|mps| mps.target == *target);
+                let all = of_target.map_or(total, |mps| mps.memory_mib);
+                let part = all.saturating_mul(percentage.tenths().into()).div_ceil(1000);
+                let memory = memory_limit_mib.map_or(part, gpush_api::MemoryLimit::mib);
+                (target.clone(), MemberShare::Mps { percentage, memory_limit_mib, priority }, memory)
+            }
+            Member::Timeslice { .. } => {
+                let offer = offered.gpus.iter().find(|one| one.index == gpu.index).and_then(|one| one.timeslice);
+                let replicas = offer.map_or(1, |offer| offer.replicas.max(1));
+                (gpu.uuid.clone(), MemberShare::Timeslice { replicas }, total.div_ceil(replicas.into()))
+            }
+            Member::Whole { .. } => (gpu.uuid.clone(), MemberShare::Whole, total),
+        };
+        members.push(LeaseMember { target, gpu: gpu.uuid.clone(), share, memory_mib, gpu_memory_mib: total });
+    }
+    Ok(members)
+}
+
+/// Profile and memory of a MIG device.
+fn device(gpu: &Gpu, uuid: &str) -> (String, u64) {
+    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+    let mut devices = instances.flat_map(|one| one.compute.iter().map(move |compute| (one, compute)));
+    let found = devices.find(|(_, compute)| compute.uuid.as_deref() == Some(uuid));
+    let Some((instance, compute)) = found else { return (String::new(), 0) };
+    let memory = instance.memory.map(|memory| memory.total_mib).filter(|mib| *mib > 0);
+    (compute.profile.clone(), memory.or(nominal_mib(&instance.profile)).unwrap_or_default())
+}
+
+/// UUIDs of the GPUs of members.
+pub(super) fn gpus_of(members: &[LeaseMember]) -> BTreeSet<String> {
+    members.iter().map(|member| member.gpu.clone()).collect()
+}

@@ -1,0 +1,170 @@
+//! Which processes of a lease are left: by its binding, by the driver, by the MPS daemons.
+//!
+//! A process of the holder on a target belongs to the lease that its environment names. One that names no open lease of
+//! the holder there counts against the oldest one: it is not known whose it is, and no capacity is free while it may be
+//! the lease's. On a MIG device or a whole GPU every process of the holder is the lease's.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use gpush_api::{LeaseBinding, LeaseId, LeaseMember, MemberShare, Process};
+use gpush_core::lease::machine::Remaining;
+use gpush_host::proc;
+
+use super::Leases;
+use crate::{
+    mps,
+    state::{LeaseTable, OpenLease},
+};
+
+/// How long the driver may take to list the processes on a GPU.
+const DRIVER: Duration = Duration::from_secs(2);
+
+/// Most processes that a sentence names.
+const MOST_NAMED: usize = 8;
+
+/// What is left of a lease.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Left {
+    /// Counts by source.
+    pub(super) remaining: Remaining,
+    /// Processes that are the lease's: gpushd may end them.
+    pub(super) own: BTreeSet<u32>,
+    /// Processes of the holder that may be the lease's: they are never ended.
+    pub(super) others: BTreeSet<u32>,
+}
+
+impl Left {
+    /// All processes that it waits for.
+    pub(super) fn pids(&self) -> impl Iterator<Item = u32> {
+        self.own.iter().chain(&self.others).copied()
+    }
+
+    /// What the lease waits for, one sentence each.
+    pub(super) fn words(&self) -> Vec<String> {
+        let mut words: Vec<String> =
+            self.pids().take(MOST_NAMED).map(|pid| format!("process {pid} ({}) runs", proc::name(pid))).collect();
+        if let Some(more) = self.pids().count().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
+            words.push(format!("{more} more processes run"));
+        }
+        if self.remaining.driver.is_none() {
+            words.push("the driver does not list the processes on its GPUs".to_owned());
+        }
+        if self.remaining.daemon.is_none() {
+            words.push("the MPS daemon does not list its clients".to_owned());
+        }
+        words
+    }
+}
+
+/// Finds what is left of a lease now.
+pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
+    let mut left =
+        Left { remaining: Remaining { bound: Some(0), driver: Some(0), daemon: Some(0) }, ..Left::default() };
+    if let LeaseBinding::Process { pid: Some(pid), start } = lease.record.binding
+        && proc::start(pid) == start
+    {
+        left.remaining.bound = Some(1);
+        left.own.insert(pid);
+    }
+    for member in &lease.record.members {
+        let clients = match member.share {
+            MemberShare::Mps { .. } => mps::clients_now(&leases.handles.mps, &member.target).await,
+            MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => Some(Vec::new()),
+        };
+        let listed = listed(leases, member).await;
+        // Environments may be large, and their pages swapped out.
+        let (reader, lease) = (leases.clone(), lease.clone());
+        let (member, mut before) = (member.clone(), left);
+        let counted = tokio::task::spawn_blocking(move || {
+            let table = reader.handles.state.leases();
+            let count = |pids: Option<Vec<u32>>, left: &mut Left| {
+                let pids = pids?;
+                let of_holder = pids.into_iter().filter(|pid| proc::owner(*pid) == Some(lease.record.holder.uid));
+                let whose = of_holder
+                    .map(|pid| (pid, whose(&table, &lease, &member, pid, &|pid| mps::named(&reader.handles.mps, pid))));
+                let mut count = 0;
+                for (pid, whose) in whose {
+                    match whose {
+                        Whose::This => drop(left.own.insert(pid)),
+                        Whose::PerhapsThis => drop(left.others.insert(pid)),
+                        Whose::Another => continue,
+                    }
+                    count += 1;
+                }
+                Some(count)
+            };
+            let driver = count(listed, &mut before);
+            let daemon = count(clients, &mut before);
+            let add = |sum: Option<u32>, count: Option<u32>| Some(sum? + count?);
+            before.remaining.driver = add(before.remaining.driver, driver);
+            before.remaining.daemon = add(before.remaining.daemon, daemon);
+            before
+        });
+        left = match counted.await {
+            Ok(counted) => counted,
+            // gpushd ends.
+            Err(_) => return Left::default(),
+        };
+    }
+    left
+}
+
+/// Pids on the target of a member, by the driver; `None` when they are not known. MPS servers of gpushd are left out:
+/// they run as the user, and end with their clients.
+async fn listed(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
+    let reading = tokio::time::timeout(DRIVER, leases.handles.readings.read_now(&member.gpu)).await.ok()?.ok()?;
+    if !reading.processes_known {
+        return None;
+    }
+    let mut processes: Vec<&Process> = Vec::new();
+    if member.target == member.gpu {
+        processes.extend(&reading.processes);
+    }
+    for instance in reading.mig.iter().flat_map(|mig| &mig.instances) {
+        let devices = instance.compute.iter().filter(|compute| compute.uuid.as_ref() == Some(&member.target));
+        let mut is_here = false;
+        for device in devices {
+            is_here = true;
+            processes.extend(&device.processes);
+        }
+        if is_here {
+            // They are not in one of its devices, or not yet.
+            processes.extend(&instance.processes);
+        }
+    }
+    let servers = leases.handles.mps.servers();
+    let is_server = |process: &Process| process.pid.is_some_and(|pid| servers.of_process(pid, process.kind).is_some());
+    // A pid that the driver does not tell is of another pid namespace. Its user is not known, and so is not the holder.
+    Some(processes.into_iter().filter(|process| !is_server(process)).filter_map(|process| process.pid).collect())
+}
+
+/// Whose a process of the holder is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    This,
+    PerhapsThis,
+    Another,
+}
+
+fn whose(
+    table: &LeaseTable,
+    lease: &OpenLease,
+    member: &LeaseMember,
+    pid: u32,
+    named: &dyn Fn(u32) -> Option<String>,
+) -> Whose {
+    if matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole) {
+        return Whose::This;
+    }
+    let uid = lease.record.holder.uid;
+    let here = table.on_target(&member.target).filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
+    let here: Vec<LeaseId> = here.collect();
+    let named = named(pid).and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
+    match named {
+        Some(id) if id == lease.id() => Whose::This,
+        Some(_) => Whose::Another,
+        // The oldest one comes first.
+        None if here.first() == Some(&lease.id()) => Whose::PerhapsThis,
+        None => Whose::Another,
+    }
+}

@@ -1,0 +1,422 @@
+//! Requests that wait for capacity, in one order of arrival with operations.
+//!
+//! ```text
+//! enter ─► recorded as queued ─► each pass: ─┬─ room ─────────────► reserved, committed ─► answered
+//!                                            ├─ no room ──────────► reserves what it waits for
+//!                                            ├─ can never be met ─► ended: failed
+//!                                            └─ waited too long ──► ended: timed out
+//! client disconnected ─► ended: cancelled
+//! ```
+//!
+//! The order is that of [`crate::lanes`]. Each pass decides about all entries with [`gpush_core::lease::queue`]. What an
+//! entry reserves is noted in the lanes, so that an operation that came later does not take it away.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use gpush_api::{ApiError, Code, EndReason, Gpu, LeaseGrant, LeaseId, LeaseQueuePosition, LeaseWait};
+use gpush_core::lease::{
+    placement::{Assignment, Host, Member, NoAssignment},
+    queue::{self as order, Outcome, Takes},
+    quota,
+};
+use gpush_store::LeaseSource;
+use tokio::{
+    sync::{OwnedMutexGuard, oneshot},
+    time::Instant,
+};
+
+use super::{
+    Leases,
+    grant::{self, NotReserved, Reply, Reserved},
+    offers,
+    request::Resolved,
+};
+use crate::{
+    caller::{Caller, Viewer},
+    idempotency::Key,
+    lanes::{self, Need, Needs, Place, Reserve, Ticket},
+};
+
+/// Longest pause between two passes while a request waits.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A request that waits.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    id: LeaseId,
+    resolved: Resolved,
+    viewer: Viewer,
+    key: Option<Key>,
+    /// When it has waited long enough.
+    until: Option<Instant>,
+    place: Place,
+    reply: Reply,
+    /// One key gets one lease: a repeated request waits for this one.
+    _lock: Option<OwnedMutexGuard<()>>,
+}
+
+/// A client that waits for its lease. When it is dropped before the answer, the request leaves the queue.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    leases: Leases,
+    ticket: Ticket,
+    result: Option<oneshot::Receiver<Result<LeaseGrant, ApiError>>>,
+}
+
+impl Waiter {
+    /// Waits for the grant.
+    ///
+    /// # Errors
+    /// When the request ends without a grant.
+    pub(crate) async fn granted(mut self) -> Result<LeaseGrant, ApiError> {
+        let Some(result) = &mut self.result else { return Err(stopping()) };
+        let result = result.await;
+        self.result = None;
+        result.unwrap_or_else(|_| Err(stopping()))
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        if self.result.is_some() {
+            let (leases, ticket) = (self.leases.clone(), self.ticket);
+            self.leases.handles.tasks.spawn(async move {
+                let waiting = leases.waiting().remove(&ticket);
+                if let Some(waiting) = waiting {
+                    leave(&leases, waiting, EndReason::Cancelled, None).await;
+                }
+            });
+        }
+    }
+}
+
+fn stopping() -> ApiError {
+    ApiError::new(Code::Unavailable, format!("{}: the request does not wait any more", gpush_api::STOPPING)).retryable()
+}
+
+/// Records a request as queued.
+///
+/// # Errors
+/// When a quota denies it, or it cannot be recorded.
+pub(super) async fn enter(
+    leases: &Leases,
+    caller: &Caller,
+    resolved: Resolved,
+    wait: LeaseWait,
+    key: Option<Key>,
+    lock: Option<OwnedMutexGuard<()>>,
+) -> Result<Waiter, ApiError> {
+    let held = grant::held(&leases.handles.state.leases(), resolved.wanted.holder);
+    quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))?;
+    let until = match wait {
+        LeaseWait::Seconds(seconds) => Instant::now().checked_add(Duration::from_secs(seconds)),
+        LeaseWait::No | LeaseWait::Unlimited => None,
+    };
+    let new = resolved.new.clone();
+    let text = gpush_core::lease::request::spec(&new.request);
+    let written = leases.handles.store.write(move |tx| {
+        let record = tx.queue_lease(new.clone())?;
+        let detail = serde_json::json!({ "request": text, "uid": record.holder.uid });
+        tx.audit(grant::audit(&record, "lease.queue", "queued", detail))?;
+        Ok(record)
+    });
+    let record = written.await?;
+    let (id, viewer) = (record.id, caller.viewer);
+    leases.handles.state.change_leases(|table| table.put(record));
+    let place = leases.handles.lanes.queue(lanes::Waiter::Lease(id.to_string()), Needs::new());
+    let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
+    let waiting = Waiting { id, resolved, viewer, key, until, place, reply, _lock: lock };
+    leases.waiting().insert(ticket, waiting);
+    leases.queue_changed.notify_one();
+    Ok(Waiter { leases: leases.clone(), ticket, result: Some(result) })
+}
+
+/// The queue as the decisions need it: waiting operations and leases, in order of arrival. The caller has the placement
+/// lock.
+pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
+    let waiting = leases.waiting();
+    let mut queue = order::Queue::default();
+    let index = |uuid: &str| host.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
+    for (ticket, entry) in leases.handles.lanes.entries() {
+        let entry = match waiting.get(&ticket) {
+            Some(waiting) => order::Waiting::Lease(waiting.resolved.wanted.clone()),
+            None => {
+                let takes = |(uuid, need): (&String, &Need)| match need {
+                    Need::Lane(Reserve::Gpu) => Some((index(uuid)?, Takes::Gpu)),
+                    Need::Lane(Reserve::Targets(targets)) => Some((index(uuid)?, Takes::Targets(targets.clone()))),
+                    Need::Parts(_) => None,
+                };
+                let takes: BTreeMap<u32, Takes> = entry.needs.iter().filter_map(takes).collect();
+                if takes.is_empty() {
+                    continue;
+                }
+                order::Waiting::Operation(takes)
+            }
+        };
+        queue.push(order::Ticket(ticket.0), entry);
+    }
+    queue
+}
+
+/// Serves the queue until gpushd stops.
+pub(super) async fn run(leases: Leases) {
+    let mut room = leases.handles.lanes.room();
+    let mut snapshots = leases.handles.state.watch();
+    loop {
+        let is_empty = leases.waiting().is_empty();
+        if !is_empty {
+            room.mark_unchanged();
+            snapshots.mark_unchanged();
+            let stopping = leases.handles.stopping.clone();
+            if stopping.run_until_cancelled(pass(&leases)).await.is_none() {
+                break;
+            }
+        }
+        let next = leases.waiting().values().filter_map(|waiting| waiting.until).min();
+        let pause = Instant::now() + PAUSE;
+        let due = next.map_or(pause, |next| next.min(pause));
+        tokio::select! {
+            () = leases.handles.stopping.cancelled() => break,
+            () = leases.queue_changed.notified() => {}
+            changed = room.changed(), if !is_empty => if changed.is_err() { break },
+            changed = snapshots.changed(), if !is_empty => if changed.is_err() { break },
+            () = tokio::time::sleep_until(due), if !is_empty => {}
+        }
+    }
+    // The clients are answered. The next gpushd ends the records.
+    leases.waiting().clear();
+}
+
+/// Decides about all requests that wait.
+async fn pass(leases: &Leases) {
+    let now = Instant::now();
+    let late: Vec<Waiting> = leases
+        .waiting()
+        .extract_if(.., |_, waiting| waiting.until.is_some_and(|until| until <= now))
+        .map(|(_, waiting)| waiting)
+        .collect();
+    for waiting in late {
+        leave(leases, waiting, EndReason::TimedOut, None).await;
+    }
+    // Without a driver nothing can be granted; the requests keep waiting.
+    let Ok(seen) = leases.handles.readings.host().await else { return };
+    let gpus = seen.gpus(Viewer::Log);
+    let mut granted: Vec<(Waiting, Reserved)> = Vec::new();
+    let mut never: Vec<(Waiting, ApiError)> = Vec::new();
+    decide(leases, &seen.host, &gpus, &mut granted, &mut never);
+    for (waiting, error) in never {
+        leave(leases, waiting, EndReason::Failed, Some(error)).await;
+    }
+    for (waiting, reserved) in granted {
+        let leases = leases.clone();
+        leases.handles.tasks.clone().spawn(async move { serve(&leases, waiting, reserved).await });
+    }
+}
+
+/// Reserves what can be granted, and removes it from the queue. Notes what the others wait for.
+fn decide(
+    leases: &Leases,
+    snapshot: &crate::state::HostState,
+    gpus: &[Gpu],
+    granted: &mut Vec<(Waiting, Reserved)>,
+    never: &mut Vec<(Waiting, ApiError)>,
+) {
+    let _placing = leases.placing();
+    // Requests over a quota reserve nothing: their holder must release something first.
+    let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
+    loop {
+        let table = leases.handles.state.leases();
+        let host = offers::host(leases, snapshot, gpus, &table);
+        let mut queue = as_queue(leases, &host);
+        for (ticket, waiting) in leases.waiting().iter() {
+            if let Err(error) = grant::within_quota(&table, &waiting.resolved) {
+                denied.insert(*ticket, error.message);
+            }
+        }
+        denied.keys().for_each(|ticket| drop(queue.remove(order::Ticket(ticket.0))));
+        let outcomes = queue.schedule(&host, leases.policy());
+        let mut again = false;
+        for (ticket, outcome) in outcomes {
+            let ticket = Ticket(ticket.0);
+            match outcome {
+                Outcome::Grant(assignment) => match try_take(leases, gpus, &host, ticket, &assignment) {
+                    Some(Ok(reserved)) => {
+                        granted.extend(leases.waiting().remove(&ticket).map(|waiting| (waiting, reserved)));
+                        // The rest is decided on the host with this grant.
+                        again = true;
+                    }
+                    Some(Err(error)) => {
+                        denied.insert(ticket, error.message);
+                        again = true;
+                    }
+                    // An operation has claimed the GPU since: its end wakes the queue.
+                    None => {}
+                },
+                Outcome::Never(why) => {
+                    let removed = leases.waiting().remove(&ticket);
+                    never.extend(removed.map(|waiting| {
+                        let error = grant::explain(leases, &why, &waiting.resolved, gpus, Some(ticket));
+                        (waiting, error)
+                    }));
+                }
+                Outcome::Waits { reserves, behind, why } => {
+                    note(leases, &host, ticket, reserves.as_ref(), &behind, why.as_ref(), gpus);
+                }
+                Outcome::Ready => {}
+            }
+            if again {
+                break;
+            }
+        }
+        if !again {
+            break;
+        }
+    }
+    for (ticket, message) in denied {
+        let position = position(leases, ticket);
+        show_position(leases, ticket, LeaseQueuePosition { position, behind: Vec::new(), reasons: vec![message] });
+    }
+}
+
+fn try_take(
+    leases: &Leases,
+    gpus: &[Gpu],
+    host: &Host,
+    ticket: Ticket,
+    assignment: &Assignment,
+) -> Option<Result<Reserved, ApiError>> {
+    let resolved = leases.waiting().get(&ticket).map(|waiting| waiting.resolved.clone())?;
+    let table = leases.handles.state.leases();
+    match grant::take(leases, gpus, host, &table, &resolved, assignment) {
+        Ok(reserved) => reserved.map(Ok),
+        Err(NotReserved::Refused(error)) => Some(Err(error)),
+        Err(NotReserved::NoRoom(_)) => None,
+    }
+}
+
+/// Notes what a request reserves, and why it waits.
+fn note(
+    leases: &Leases,
+    host: &Host,
+    ticket: Ticket,
+    reserves: Option<&Assignment>,
+    behind: &[order::Ticket],
+    why: Option<&NoAssignment>,
+    gpus: &[Gpu],
+) {
+    let entries = leases.handles.lanes.entries();
+    let name = |ticket: &order::Ticket| {
+        let entry = entries.iter().find(|(one, _)| one.0 == ticket.0);
+        entry.map(|(_, entry)| entry.waiter.name().to_owned())
+    };
+    let behind: Vec<String> = behind.iter().filter_map(name).collect();
+    let (needs, reasons) = {
+        let waiting = leases.waiting();
+        let Some(waiting) = waiting.get(&ticket) else { return };
+        let error = why.map(|why| grant::explain(leases, why, &waiting.resolved, gpus, Some(ticket)));
+        (needs(host, reserves), error.map_or_else(Vec::new, |error| error.causes))
+    };
+    if let Some(waiting) = leases.waiting().get(&ticket) {
+        waiting.place.set_needs(needs);
+    }
+    let position = position(leases, ticket);
+    show_position(leases, ticket, LeaseQueuePosition { position, behind, reasons });
+}
+
+/// Position among the requests that wait, from 1.
+fn position(leases: &Leases, ticket: Ticket) -> u32 {
+    let entries = leases.handles.lanes.entries();
+    let before = entries.iter().filter(|(one, _)| *one <= ticket).count();
+    u32::try_from(before).unwrap_or(u32::MAX)
+}
+
+fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) {
+    let Some(id) = leases.waiting().get(&ticket).map(|waiting| waiting.id) else { return };
+    let state = &leases.handles.state;
+    if state.leases().open.get(&id).is_some_and(|lease| lease.queue.as_ref() != Some(&position)) {
+        state.change_leases(|table| {
+            if let Some(lease) = table.open.get_mut(&id) {
+                lease.queue = Some(position);
+            }
+        });
+    }
+}
+
+/// What a reservation keeps from operations that came later.
+fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
+    let mut needs = Needs::new();
+    let Some(assignment) = reserves else { return needs };
+    for member in &assignment.members {
+        let Some(gpu) = host.gpus.iter().find(|gpu| gpu.index == member.gpu()) else { continue };
+        let target = match member {
+            Member::Device { uuid, .. } => uuid,
+            Member::Mps { target, .. } => target,
+            Member::Create { .. } | Member::Timeslice { .. } | Member::Whole { .. } => &gpu.uuid,
+        };
+        match needs.entry(gpu.uuid.clone()).or_insert_with(|| Need::Parts(Default::default())) {
+            Need::Parts(parts) => drop(parts.insert(target.clone())),
+            Need::Lane(_) => {}
+        }
+    }
+    needs
+}
+
+/// Commits the grant of a request that has waited.
+async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
+    let Waiting { id, resolved, viewer, key, place, reply, _lock, .. } = waiting;
+    let request = resolved.new.request.clone();
+    let granted = grant::commit(leases, viewer, LeaseSource::Queued(id), &request, reserved, key).await;
+    drop(place);
+    match granted {
+        Ok(granted) => {
+            if reply.send(Ok(granted)).is_err() {
+                // Nobody uses it.
+                super::life::end_unused(leases, id).await;
+            }
+        }
+        Err(error) => {
+            end_queued(leases, id, EndReason::Failed).await;
+            let _the_client_may_be_gone = reply.send(Err(error));
+        }
+    }
+}
+
+/// Ends a request that waits.
+async fn leave(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
+    let Waiting { id, resolved, place, reply, .. } = waiting;
+    drop(place);
+    end_queued(leases, id, reason).await;
+    let error = error.unwrap_or_else(|| match reason {
+        EndReason::TimedOut => {
+            let mut error = ApiError::new(Code::TimedOut, format!("lease {id} was not granted in time")).retryable();
+            let _ = &resolved;
+            error.hint = Some("request it again with a longer `--wait`".to_owned());
+            error
+        }
+        EndReason::Revoked => ApiError::new(Code::Cancelled, format!("an administrator revoked lease {id}")),
+        _ => ApiError::new(Code::Cancelled, format!("lease {id} was cancelled before it was granted")),
+    });
+    let _the_client_may_be_gone = reply.send(Err(error));
+    leases.capacity_freed();
+}
+
+/// Removes a queued lease on request. Returns whether it waited.
+pub(super) async fn cancel(leases: &Leases, id: LeaseId, reason: EndReason) -> bool {
+    let removed = {
+        let mut waiting = leases.waiting();
+        let ticket = waiting.iter().find(|(_, waiting)| waiting.id == id).map(|(ticket, _)| *ticket);
+        ticket.and_then(|ticket| waiting.remove(&ticket))
+    };
+    match removed {
+        Some(waiting) => {
+            leave(leases, waiting, reason, None).await;
+            true
+        }
+        None => false,
+    }
+}
+
+/// Records the end of a lease that was not granted.
+pub(super) async fn end_queued(leases: &Leases, id: LeaseId, reason: EndReason) {
+    super::life::record_end(leases, id, reason).await;
+}

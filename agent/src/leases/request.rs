@@ -1,0 +1,238 @@
+//! What a request means on this host: who holds the lease, which share, on which GPUs, bound to what.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest};
+use gpush_core::{
+    lease::{
+        placement::{GpuOffer, Host, Wanted, WantedShare},
+        quota::{self, Effective},
+        request,
+    },
+    quote::Quoted,
+    sharing,
+};
+use gpush_host::proc;
+use gpush_store::NewLease;
+
+use super::Leases;
+use crate::{
+    caller::Caller,
+    mps,
+    state::{HostState, OpenLease},
+};
+
+/// A request that was checked against this host.
+#[derive(Debug, Clone)]
+pub(super) struct Resolved {
+    /// What is recorded.
+    pub(super) new: NewLease,
+    /// What is placed.
+    pub(super) wanted: Wanted,
+    /// What the holder may lease.
+    pub(super) quota: Effective,
+}
+
+/// Checks a request and finds what it means. `offered` is the host before anything is occupied.
+///
+/// # Errors
+/// What is wrong with the request, or that the caller may not make it.
+pub(super) async fn resolve(
+    leases: &Leases,
+    caller: &Caller,
+    request: LeaseRequest,
+    host: &HostState,
+    gpus: &[Gpu],
+    offered: &Host,
+) -> Result<Resolved, ApiError> {
+    request::check(&request)?;
+    let holder = holder(caller, request.holder)?;
+    let selected = selected(host, &request)?;
+    let share = match WantedShare::of(&request.share) {
+        Some(share) => share,
+        None => {
+            let is_selected = |index: u32| selected.as_ref().is_none_or(|selected| selected.contains(&index));
+            let kinds: Vec<LeaseKind> =
+                offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
+            let share = request::default_share(&kinds)?;
+            // A count that fits every kind may not fit this one.
+            request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
+            WantedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
+        }
+    };
+    let target = match &request.target {
+        Some(text) => Some(target(leases, share.kind(), gpus, text)?),
+        None => None,
+    };
+    let binding = binding(caller, holder, &request)?;
+    let (uid, user) = (caller.peer.uid, &leases.handles.users);
+    let asked_by = caller.actor(user.user(uid).await);
+    let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
+    let quota = quota(leases, caller, holder, name.as_deref(), gpus.len()).await;
+    let selected = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| ApiError::from(&denial))?;
+    let wanted = Wanted { share, count: request.count as usize, holder, gpus: selected, target };
+    let kind = wanted.share.kind();
+    let holder = LeaseHolder { uid: holder, user: name };
+    Ok(Resolved { new: NewLease { holder, asked_by, kind, request, binding }, wanted, quota })
+}
+
+/// Returns the uid of the holder: the caller, or a user for whom an administrator requests the lease.
+fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
+    let own = caller.peer.uid;
+    match requested {
+        Some(uid) if uid != own && !caller.viewer.is_admin() => {
+            let message = format!("uid {own} may not request a lease for uid {uid}");
+            Err(ApiError::new(Code::Denied, message).cause("only administrators may request leases for other users"))
+        }
+        // The kernel's placeholder for no user.
+        Some(u32::MAX) => Err(ApiError::new(Code::BadRequest, "4294967295 is not a user id")),
+        Some(uid) => Ok(uid),
+        None => Ok(own),
+    }
+}
+
+/// Returns the indexes of the GPUs that the selectors name; `None` for all.
+fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<u32>>, ApiError> {
+    if request.gpus.is_empty() {
+        return Ok(None);
+    }
+    let texts: Vec<&str> = request.gpus.iter().map(String::as_str).collect();
+    let positions = host.positions(&texts)?;
+    Ok(Some(positions.into_iter().map(|at| host.gpus[at].gpu.index).collect()))
+}
+
+/// Finds the UUID of the MPS target or MIG device that a text names.
+fn target(leases: &Leases, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<String, ApiError> {
+    match kind {
+        LeaseKind::Mps => mps::target(&leases.handles.mps, text),
+        LeaseKind::Mig => {
+            let typed = text.trim();
+            let devices = gpus.iter().flat_map(|gpu| {
+                let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+                let devices = instances.flat_map(|one| one.compute.iter().map(move |compute| (one, compute)));
+                devices.filter_map(|(one, compute)| {
+                    let name = format!("{}:{}", gpu.index, sharing::words(one, compute));
+                    Some((compute.uuid.clone()?, name))
+                })
+            });
+            let is_named =
+                |(uuid, name): &(String, String)| uuid.eq_ignore_ascii_case(typed) || name.eq_ignore_ascii_case(typed);
+            let found = devices.into_iter().find(is_named).map(|(uuid, _)| uuid);
+            found.ok_or_else(|| {
+                ApiError::new(Code::NotFound, format!("no MIG device is named {}", Quoted(typed)))
+                    .hint("list them with `gpushctl mig list`")
+            })
+        }
+        LeaseKind::Timeslice | LeaseKind::Whole => {
+            Err(ApiError::new(Code::BadRequest, format!("a lease of kind {kind} takes a GPU selector, not a target"))
+                .hint("name the GPU in `gpus`"))
+        }
+    }
+}
+
+/// Returns what the life of the lease depends on.
+fn binding(caller: &Caller, holder: u32, request: &LeaseRequest) -> Result<LeaseBinding, ApiError> {
+    match (request.process, request.duration_s) {
+        (Some(pid), _) => process(caller, holder, pid),
+        (None, Some(_)) => Ok(LeaseBinding::Time),
+        (None, None) => Ok(LeaseBinding::None),
+    }
+}
+
+/// Finds the process that a lease is bound to. A caller cannot tell a process of another user from one that does not
+/// exist.
+fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, ApiError> {
+    let bad = |why: &str| {
+        Err(ApiError::new(Code::BadRequest, format!("a lease cannot be bound to process {named}: {why}"))
+            .hint("name a process of yours that lasts as long as the lease is needed, or a duration"))
+    };
+    let pid = match proc::local_pid(caller.peer.pid, named) {
+        Ok(pid) => pid,
+        Err(why) => return bad(why),
+    };
+    // The owner before the start: a process that takes the pid in between has another start.
+    match (proc::owner(pid), proc::start(pid)) {
+        (Some(uid), Some(start)) if caller.viewer.is_admin() || uid == caller.peer.uid && uid == holder => {
+            Ok(LeaseBinding::Process { pid: Some(pid), start: Some(start) })
+        }
+        (_, _) if caller.viewer.is_admin() => bad("it does not exist"),
+        (_, _) => bad("you have no such process"),
+    }
+}
+
+/// Returns what a user may lease.
+async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>, gpus: usize) -> Effective {
+    let config = leases.handles.state.config();
+    let known: Vec<Gpu> = leases.handles.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
+    let quotas = config.quotas(&known);
+    let mut groups = Vec::new();
+    for quota in &quotas {
+        if let quota::Subject::Group(group) = &quota.subject
+            && holder == caller.peer.uid
+            && leases.handles.users.is_in_one_of(&caller.peer.groups, std::slice::from_ref(group)).await
+        {
+            groups.push(group.clone());
+        }
+    }
+    // Root of a container is not an administrator, and has the quota of every user.
+    let is_root = holder == 0 && caller.viewer.is_admin();
+    let uid = if is_root { 0 } else { holder.max(1) };
+    quota::effective(&quotas, quota::User { uid, name, groups: &groups }, gpus)
+}
+
+/// Checks that a lease may last for this many seconds more.
+///
+/// # Errors
+/// The quota of its holder.
+pub(super) async fn may_last(
+    leases: &Leases,
+    caller: &Caller,
+    lease: &OpenLease,
+    duration_s: u64,
+) -> Result<(), ApiError> {
+    let holder = &lease.record.holder;
+    let gpus = leases.handles.state.now().gpus.len();
+    let quota = quota(leases, caller, holder.uid, holder.user.as_deref(), gpus).await;
+    // Only the duration counts: the lease is there already.
+    quota::check_request(&quota, &[], lease.record.kind, Some(duration_s)).map_err(|denial| ApiError::from(&denial))
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_host::peer::Peer;
+
+    use super::*;
+    use crate::caller::Viewer;
+
+    fn caller(uid: u32, viewer: Viewer) -> Caller {
+        let peer = Peer { uid, pid: Some(std::process::id()), groups: Vec::new(), is_on_this_host: true };
+        Caller { peer, viewer }
+    }
+
+    #[test]
+    fn lease_for_another_user_is_denied_to_users() {
+        let user = caller(1000, Viewer::User(1000));
+        assert_eq!(holder(&user, None), Ok(1000));
+        assert_eq!(holder(&user, Some(1000)), Ok(1000));
+        for other in [0, 1001, u32::MAX] {
+            assert_eq!(holder(&user, Some(other)).unwrap_err().code, Code::Denied, "{other}");
+        }
+        let root = caller(0, Viewer::Admin);
+        assert_eq!(holder(&root, Some(1000)), Ok(1000));
+        assert_eq!(holder(&root, Some(u32::MAX)).unwrap_err().code, Code::BadRequest);
+    }
+
+    #[test]
+    fn other_users_process_looks_like_no_process() {
+        let own = std::process::id();
+        let user = caller(4_000_000, Viewer::User(4_000_000));
+        let refused = [own, u32::MAX / 2].map(|pid| {
+            let error = process(&user, 4_000_000, pid).unwrap_err();
+            (error.code, error.message.replace(&pid.to_string(), "PID"))
+        });
+        assert_eq!(refused[0], refused[1]);
+        let admin = caller(0, Viewer::Admin);
+        let bound = process(&admin, 1000, own).unwrap();
+        assert!(matches!(bound, LeaseBinding::Process { pid: Some(pid), start: Some(_) } if pid == own), "{bound:?}");
+    }
+}

@@ -1,0 +1,150 @@
+//! Leases as the API shows them.
+
+use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare};
+use gpush_core::{
+    lease::environment::{DeviceUuid, Environment, MpsClient, PipeDirectory},
+    quote::Quoted,
+};
+use gpush_store::{LeaseHistory, LeaseRecord};
+
+use super::Leases;
+use crate::{
+    caller::{Caller, Viewer},
+    mps,
+    state::{OpenLease, leases::shown},
+};
+
+/// Most ended leases in one answer.
+pub(super) const MOST_ENDED: usize = 1000;
+
+/// Returns the id that a text names.
+///
+/// # Errors
+/// The text is not a lease id.
+pub(super) fn id(text: &str) -> Result<LeaseId, ApiError> {
+    text.parse().map_err(|error| {
+        ApiError::new(Code::BadRequest, format!("{} is not a lease: {error}", Quoted(text)))
+            .hint("list the leases with `gpushctl lease list`")
+    })
+}
+
+/// Lists the leases that have not ended, in order of arrival, and then the last `ended` ones, last first. A user sees
+/// the ended ones that the user held.
+///
+/// # Errors
+/// When the store cannot be read.
+pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result<Vec<Lease>, ApiError> {
+    let table = leases.handles.state.leases();
+    let mut all: Vec<Lease> = table.open.values().map(|lease| lease.shown(viewer)).collect();
+    if ended > 0 {
+        let uid = match viewer {
+            Viewer::User(uid) => Some(uid),
+            Viewer::Agent | Viewer::Log | Viewer::Admin => None,
+        };
+        let history = LeaseHistory { uid, before: None, limit: ended.min(MOST_ENDED) };
+        let ended = leases.handles.store.read(move |view| view.ended_leases(history)).await?;
+        // One that ended between the two reads is listed once.
+        all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(|one| shown(one, viewer)));
+    }
+    Ok(all)
+}
+
+/// Returns one lease. An ended one is shown while it is in history.
+///
+/// # Errors
+/// When there is none of that id.
+pub(crate) async fn one(leases: &Leases, viewer: Viewer, text: &str) -> Result<Lease, ApiError> {
+    let id = id(text)?;
+    if let Some(lease) = leases.handles.state.leases().open.get(&id) {
+        return Ok(lease.shown(viewer));
+    }
+    let record = leases.handles.store.read(move |view| view.lease(id)).await?;
+    record.map(|record| shown(&record, viewer)).ok_or_else(|| unknown(id))
+}
+
+/// The error for an id without a lease.
+pub(super) fn unknown(id: LeaseId) -> ApiError {
+    ApiError::new(Code::NotFound, format!("there is no lease {id}")).hint("list the leases with `gpushctl lease list`")
+}
+
+/// Returns an active lease with the environment of its processes.
+///
+/// # Errors
+/// When there is none of that id, it is another user's, or it is not active.
+pub(crate) fn environment(leases: &Leases, caller: &Caller, text: &str) -> Result<LeaseGrant, ApiError> {
+    let id = id(text)?;
+    let table = leases.handles.state.leases();
+    let lease = table.open.get(&id).ok_or_else(|| unknown(id))?;
+    if !caller.viewer.is_admin() && caller.peer.uid != lease.record.holder.uid {
+        return Err(denied(lease, "use"));
+    }
+    if lease.state.name() != LeaseState::Active {
+        let state = lease.state.name();
+        return Err(ApiError::new(Code::Conflict, format!("lease {id} has no environment: it is {state}"))
+            .hint(format!("see `gpushctl lease show {id}`")));
+    }
+    granted(leases, lease, caller.viewer)
+}
+
+/// Refuses a caller who is neither the holder nor an administrator.
+pub(super) fn denied(lease: &OpenLease, what: &str) -> ApiError {
+    let holder = &lease.record.holder;
+    let who = holder.user.clone().unwrap_or_else(|| format!("uid {}", holder.uid));
+    ApiError::new(Code::Denied, format!("you may not {what} lease {}: {who} holds it", lease.id()))
+        .cause("only the holder and administrators may")
+}
+
+/// Returns an active lease as its grant is answered.
+///
+/// # Errors
+/// When its MPS daemon has no pipe directory.
+pub(super) fn granted(leases: &Leases, lease: &OpenLease, viewer: Viewer) -> Result<LeaseGrant, ApiError> {
+    let record = &lease.record;
+    let environment = variables(leases, record)?;
+    let environment = environment.variables().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    Ok(LeaseGrant { lease: lease.shown(viewer), environment, warnings: warnings(record) })
+}
+
+fn variables(leases: &Leases, record: &LeaseRecord) -> Result<Environment, ApiError> {
+    let fault = |what: &str| {
+        ApiError::new(Code::Unavailable, format!("lease {} has no environment: {what}", record.id)).retryable()
+    };
+    let device = |member: &LeaseMember| DeviceUuid::new(&member.target).map_err(|error| fault(&error.to_string()));
+    let devices = record.members.iter().map(device).collect::<Result<_, _>>()?;
+    let client = |member: &LeaseMember| match &member.share {
+        MemberShare::Mps { percentage, memory_limit_mib, priority } => {
+            Some((member.target.clone(), *percentage, *memory_limit_mib, *priority))
+        }
+        MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => None,
+    };
+    let mps = match record.members.iter().find_map(client) {
+        None => None,
+        Some((target, percentage, memory_limit, priority)) => {
+            let path = mps::pipe_directory(&leases.handles.mps, &target)
+                .ok_or_else(|| fault("its MPS daemon is not running"))?;
+            let pipe_directory = PipeDirectory::new(&path).map_err(|error| fault(&error.to_string()))?;
+            Some(MpsClient { pipe_directory, percentage, memory_limit, priority })
+        }
+    };
+    Ok(Environment { lease: record.id, devices, mps })
+}
+
+/// What the holder should know about the share.
+fn warnings(record: &LeaseRecord) -> Vec<String> {
+    let mut warnings = Vec::new();
+    match record.kind {
+        LeaseKind::Mig if record.members.len() > 1 => warnings.push(
+            "one process uses one MIG device with drivers before R570; start one process for each device".to_owned(),
+        ),
+        LeaseKind::Mig | LeaseKind::Whole => {}
+        LeaseKind::Mps => warnings.push(
+            "percentage and memory limit are ceilings of MPS clients: a process that changes its environment exceeds \
+             them up to the ceilings of the daemon"
+                .to_owned(),
+        ),
+        LeaseKind::Timeslice => warnings.push(
+            "a time-slice replica limits neither memory nor compute time: gpushd only counts replicas".to_owned(),
+        ),
+    }
+    warnings
+}

@@ -1,0 +1,197 @@
+//! What leases need of MPS targets: their names, their offers, admission of the holders, and clients.
+//!
+//! Only the holders of active leases, and of grants that are being recorded, have access to the pipe directory of a
+//! target. A new holder is admitted before the grant is recorded: clients of another user may be connected, and then
+//! nothing must be recorded.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use gpush_api::{ApiError, Code, LeaseMember, MemberShare, MemoryLimit, MpsSettings, MpsUsers, Percentage, Priority};
+use gpush_core::sharing;
+use gpush_mps::daemon::Request as Do;
+
+use super::{Entry, Mps, targets::Outlook, view};
+use crate::{
+    caller::Viewer,
+    state::{LeaseTable, OpenLease},
+};
+
+/// Finds the UUID of the target that a text names.
+///
+/// # Errors
+/// When it names no target, or several.
+pub(crate) fn target(mps: &Mps, text: &str) -> Result<String, ApiError> {
+    view::find(mps, text).map(|(uuid, _)| uuid)
+}
+
+/// Returns the UUIDs of the targets that have a daemon, and the users whose clients are connected, by UUID of the
+/// target.
+pub(crate) fn daemons(mps: &Mps) -> (BTreeSet<String>, BTreeMap<String, u32>) {
+    let entries = mps.entries();
+    let user = |(uuid, entry): (&String, &Entry)| {
+        let seen = entry.daemon.seen();
+        let is_used = !seen.clients.is_empty() || !seen.waiting.is_empty();
+        Some((uuid.clone(), seen.user.filter(|_| is_used)?))
+    };
+    (entries.keys().cloned().collect(), entries.iter().filter_map(user).collect())
+}
+
+/// Returns the targets whose daemons serve now.
+pub(crate) fn serving(mps: &Mps) -> BTreeSet<String> {
+    let outlook = Outlook::of(mps, Viewer::Agent);
+    let entries = mps.entries().clone();
+    let serves =
+        |(uuid, entry): &(String, Entry)| view::admits(&entry.daemon.seen()) && outlook.ends(uuid, entry).is_none();
+    entries.into_iter().filter(serves).map(|(uuid, _)| uuid).collect()
+}
+
+/// Checks that a target is shared and its daemon serves.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn serves(mps: &Mps, target: &str) -> Result<(), ApiError> {
+    let Some(entry) = mps.entries().get(target).cloned() else {
+        return Err(ApiError::new(Code::Conflict, format!("{target} is not shared through MPS any more"))
+            .hint("list the targets with `gpushctl mps list`"));
+    };
+    let label = view::label(&entry, target);
+    if let Some(why) = Outlook::of(mps, Viewer::Agent).ends(target, &entry) {
+        return Err(view::refuse_end(&label, &entry, why));
+    }
+    let seen = entry.daemon.seen();
+    if view::admits(&seen) {
+        return Ok(());
+    }
+    Err(view::closed(&label, &entry, &seen, mps.record(target).stopped.is_some()))
+}
+
+/// Returns the settings of the clients of a lease: the requested ones, within the ceilings of the daemon.
+///
+/// # Errors
+/// When one exceeds a ceiling, or the memory of the target.
+pub(crate) fn client_settings(
+    mps: &Mps,
+    target: &str,
+    percentage: Percentage,
+    memory_limit: Option<MemoryLimit>,
+    priority: Option<Priority>,
+) -> Result<MpsSettings, ApiError> {
+    serves(mps, target)?;
+    let Some(entry) = mps.entries().get(target).cloned() else { return Ok(MpsSettings::default()) };
+    let label = view::label(&entry, target);
+    let ceiling = entry.daemon.seen().policy.unwrap_or_default().settings;
+    let bad = |what: String| {
+        Err(ApiError::new(Code::BadRequest, format!("cannot grant a lease on {label}: {what}")).hint("request less"))
+    };
+    if percentage > ceiling.percentage {
+        return bad(format!("{percentage} % is more than the ceiling of its clients, {} %", ceiling.percentage));
+    }
+    let memory_limit_mib = memory_limit.or(ceiling.memory_limit_mib);
+    if let (Some(asked), Some(most)) = (memory_limit_mib, ceiling.memory_limit_mib)
+        && asked > most
+    {
+        return bad(format!("a memory limit of {asked} is more than the ceiling of its clients, {most}"));
+    }
+    let priority = priority.unwrap_or(ceiling.priority);
+    if priority < ceiling.priority {
+        return bad(format!("priority {priority} is above that of its daemon, {}", ceiling.priority));
+    }
+    let settings = MpsSettings { percentage, memory_limit_mib, priority };
+    if let Some(memory) = entry.target.as_ref().and_then(|target| target.memory_mib) {
+        sharing::fits(&settings, memory, &label)?;
+    }
+    Ok(settings)
+}
+
+/// Admits the holders of members that are reserved in the state. A daemon of a user who has left is replaced.
+///
+/// # Errors
+/// When a daemon does not serve, or clients of another user are connected.
+pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), ApiError> {
+    for target in targets(members) {
+        let entry = mps.entries().get(target).cloned();
+        let Some(entry) = entry else { return serves(mps, target) };
+        // Stopping a daemon and operations use the lock too. From here on they see the reservation.
+        let _turn = entry.turn.lock().await;
+        serves(mps, target)?;
+        entry.daemon.have(Do::Users(mps.admitted(target))).await?;
+        // It may have ended since it was checked.
+        serves(mps, target)?;
+    }
+    Ok(())
+}
+
+/// Gives access to the pipe directories of these members to the holders of leases, and to no other user.
+pub(crate) async fn admit(mps: &Mps, members: &[LeaseMember]) {
+    for target in targets(members) {
+        let Some(entry) = mps.entries().get(target).cloned() else { continue };
+        let turn = entry.turn.lock().await;
+        if let Err(error) = entry.daemon.have(Do::Users(mps.admitted(target))).await {
+            tracing::error!(mps = entry.short, "cannot set the users of the daemon: {error}");
+        }
+        drop(turn);
+        // A daemon that no rule wants may end now.
+        mps.wakes.wake(&entry.gpu_uuid);
+    }
+}
+
+fn targets(members: &[LeaseMember]) -> impl Iterator<Item = &str> {
+    let is_mps = |member: &&LeaseMember| matches!(member.share, MemberShare::Mps { .. });
+    members.iter().filter(is_mps).map(|member| member.target.as_str())
+}
+
+/// Returns the pipe directory of a target's daemon.
+pub(crate) fn pipe_directory(mps: &Mps, target: &str) -> Option<String> {
+    let seen = mps.entries().get(target)?.daemon.seen();
+    seen.pipe.map(|path| path.display().to_string())
+}
+
+/// Returns the pids of the clients of a target's daemon, asked now; `None` when they are not known.
+pub(crate) async fn clients_now(mps: &Mps, target: &str) -> Option<Vec<u32>> {
+    let Some(entry) = mps.entries().get(target).cloned() else { return Some(Vec::new()) };
+    let seen = entry.daemon.fresh(Duration::ZERO).await;
+    if !seen.clients_known {
+        return None;
+    }
+    let clients = seen.clients.iter().map(|(_, client)| *client).chain(seen.waiting.iter().copied());
+    Some(clients.filter_map(|pid| u32::try_from(pid).ok()).collect())
+}
+
+/// Returns the lease that a process names in its environment. Reads files that may be large.
+pub(crate) fn named(mps: &Mps, pid: u32) -> Option<String> {
+    (mps.handles.named_lease)(pid)
+}
+
+/// The percentage that a lease has on a target, in tenths.
+pub(super) fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
+    let here = lease.record.members.iter().filter(|member| member.target == target);
+    here.map(|member| match &member.share {
+        MemberShare::Mps { percentage, .. } => u32::from(percentage.tenths()),
+        MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => 0,
+    })
+    .sum()
+}
+
+/// Returns why targets on these GPUs do not serve, one sentence each.
+pub(crate) fn not_serving(mps: &Mps, gpus: &[&str]) -> Vec<String> {
+    let entries = mps.entries().clone();
+    let here = entries.into_iter().filter(|(_, entry)| gpus.contains(&entry.gpu_uuid.as_str()));
+    here.filter_map(|(uuid, _)| serves(mps, &uuid).err().map(|error| error.message)).collect()
+}
+
+/// Returns the user of each target whose daemon serves one user, whatever its rule wants: the holder of a lease there, or
+/// the user whose clients are connected.
+pub(crate) fn single_users(mps: &Mps, table: &LeaseTable) -> Vec<(String, u32)> {
+    let (_, connected) = daemons(mps);
+    let entries = mps.entries().clone();
+    let user = |(target, entry): (String, Entry)| {
+        let serves_one = entry.daemon.seen().policy.is_some_and(|policy| policy.users == MpsUsers::One);
+        let holder = || table.members().find(|(_, member)| member.target == target).map(|(holder, _)| holder);
+        let user = holder().or_else(|| connected.get(&target).copied()).filter(|_| serves_one)?;
+        Some((target, user))
+    };
+    entries.into_iter().filter_map(user).collect()
+}

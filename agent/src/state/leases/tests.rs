@@ -1,0 +1,150 @@
+//! Leases as data, without a store or a driver.
+
+use gpush_api::{Actor, EndReason, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest};
+use gpush_core::lease::machine::{self, Event, Remaining};
+use jiff::SignedDuration;
+
+use super::*;
+use crate::state::events::{Cursor, Next};
+
+fn record(id: u64, uid: u32, target: &str) -> LeaseRecord {
+    let actor = Actor { uid: 0, user: Some("root".to_owned()), pid: Some(4711) };
+    LeaseRecord {
+        id: LeaseId(id),
+        sequence: id,
+        holder: LeaseHolder { uid, user: Some(format!("user{uid}")) },
+        asked_by: actor,
+        kind: LeaseKind::Mps,
+        state: LeaseState::Active,
+        reason: None,
+        request: LeaseRequest::default(),
+        members: vec![member(target)],
+        binding: LeaseBinding::None,
+        operation: None,
+        created_at: Timestamp::UNIX_EPOCH,
+        granted_at: None,
+        expires_at: None,
+        ended_at: None,
+        revocation: None,
+        boot_id: "boot".to_owned(),
+    }
+}
+
+fn member(target: &str) -> LeaseMember {
+    let share = MemberShare::Mps {
+        percentage: "25".parse().unwrap(),
+        memory_limit_mib: None,
+        priority: gpush_api::Priority::default(),
+    };
+    LeaseMember { target: target.to_owned(), gpu: "GPU-0".to_owned(), share, memory_mib: 1, gpu_memory_mib: 4 }
+}
+
+/// The events of leases since the cursor was last asked.
+fn events(cursor: &mut Cursor) -> Vec<(LeaseId, LeaseState, Option<EndReason>)> {
+    let mut told = Vec::new();
+    while let Next::Events(events) = cursor.now() {
+        for event in events {
+            if let Happening::Lease(change) = &event.what {
+                told.push((change.lease_id, change.state, change.reason));
+            }
+        }
+    }
+    told
+}
+
+/// Applies an event to lease L1.
+fn step(state: &State, event: Event) {
+    state.change_leases(|table| {
+        let lease = table.open.get_mut(&LeaseId(1)).unwrap();
+        lease.state = machine::step(lease.state, event, Duration::ZERO).0;
+    });
+}
+
+#[test]
+fn reservation_occupies_its_target_until_it_is_a_lease_or_undone() {
+    let state = State::empty();
+    let reservation = || Reservation { holder: 1000, members: vec![member("GPU-0")] };
+    let (first, second) = state.change_leases(|table| (table.reserve(reservation()), table.reserve(reservation())));
+    assert_ne!(first, second);
+    assert!(state.leases().is_occupied("GPU-0") && state.leases().on_target("GPU-0").next().is_none());
+    assert_eq!(state.leases().admitted("GPU-0"), BTreeSet::from([1000]));
+    state.change_leases(|table| {
+        table.reserved.remove(&first);
+        table.put(record(1, 1000, "GPU-0"));
+    });
+    assert_eq!(state.leases().members().count(), 2, "the lease, and the other reservation");
+    state.change_leases(|table| table.reserved.remove(&second));
+    assert_eq!(state.leases().members().count(), 1);
+    assert_eq!(state.now().leases.open.len(), 1, "the snapshot has it");
+}
+
+#[test]
+fn lease_keeps_its_capacity_while_releasing_and_its_holder_is_not_admitted() {
+    let state = State::empty();
+    let mut cursor = state.events().listen(None);
+    state.change_leases(|table| table.put(record(1, 1000, "GPU-0")));
+    step(&state, Event::Released);
+    assert!(state.leases().is_occupied("GPU-0"));
+    assert_eq!(state.leases().admitted("GPU-0"), BTreeSet::new());
+    let unknown = Remaining { driver: None, ..Remaining::NONE };
+    step(&state, Event::Probed(unknown));
+    assert!(state.leases().is_occupied("GPU-0"), "a source that does not answer may have processes");
+    step(&state, Event::Probed(Remaining::NONE));
+    assert!(state.leases().is_occupied("GPU-0"), "the end is not durable yet");
+    step(&state, Event::EndRecorded);
+    assert!(!state.leases().is_occupied("GPU-0") && state.leases().open.is_empty());
+    let released = Some(EndReason::Released);
+    let expected = [LeaseState::Active, LeaseState::Releasing, LeaseState::Ended];
+    let told: Vec<_> = events(&mut cursor);
+    assert_eq!(told.iter().map(|(_, state, _)| *state).collect::<Vec<_>>(), expected);
+    assert_eq!(told.last().unwrap().2, released);
+}
+
+#[test]
+fn lease_expires_by_either_clock() {
+    let now = Timestamp::now();
+    let in_an_hour = now.checked_add(SignedDuration::from_hours(1)).unwrap();
+    let lease = OpenLease::new(LeaseRecord { expires_at: Some(in_an_hour), ..record(1, 1000, "GPU-0") });
+    let at = Instant::now();
+    assert!(!lease.has_expired(now, at));
+    // The wall clock was set forward.
+    assert!(lease.has_expired(in_an_hour, at));
+    // It was set back, and the time has passed all the same.
+    assert!(lease.has_expired(Timestamp::UNIX_EPOCH, at + Duration::from_secs(3601)));
+    assert!(!OpenLease::new(record(1, 1000, "GPU-0")).has_expired(Timestamp::MAX, at + Duration::from_secs(1 << 30)));
+}
+
+#[test]
+fn plan_sees_idle_leases_as_users_of_their_targets() {
+    let mut table = LeaseTable::new(vec![
+        record(7, 1000, "MIG-1"),
+        LeaseRecord { state: LeaseState::Queued, ..record(8, 1000, "MIG-0") },
+    ]);
+    table.reserve(Reservation { holder: 1001, members: vec![member("GPU-0")] });
+    let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
+    gpus.truncate(1);
+    gpus[0].uuid = "GPU-0".to_owned();
+    let instance = |n: u8| gpush_api::GpuInstance {
+        id: u32::from(n),
+        profile_id: 19,
+        profile: "1g.10gb".to_owned(),
+        placement: gpush_api::Placement { start: n, size: 1 },
+        memory: None,
+        compute: vec![gpush_api::ComputeInstance {
+            id: 0,
+            profile_id: 0,
+            profile: "1g.10gb".to_owned(),
+            placement: None,
+            uuid: Some(format!("MIG-{n}")),
+            processes: Vec::new(),
+        }],
+        processes: Vec::new(),
+    };
+    gpus[0].mig.as_mut().unwrap().instances = (0..2).map(instance).collect();
+    table.mark_in_use(&mut gpus);
+    let instances = &gpus[0].mig.as_ref().unwrap().instances;
+    assert!(instances.iter().all(|instance| instance.compute[0].processes.is_empty()));
+    let uses: Vec<(&str, String)> = gpus[0].leases.iter().map(|one| (one.target.as_str(), one.to_string())).collect();
+    assert_eq!(uses, [("MIG-1", "lease L7 of user1000, without an end".to_owned())], "a queued lease has nothing");
+    assert_eq!(gpus[0].processes[0].command.as_deref(), Some("a lease that is being granted"));
+}

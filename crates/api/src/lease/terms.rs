@@ -1,0 +1,108 @@
+//! What a config rule says about leases on its GPUs.
+
+use serde::{Deserialize, Serialize};
+
+/// Whether a process needs a lease to use a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum LeaseRequirement {
+    /// Processes may run without a lease.
+    Optional,
+    /// Processes without a lease are reported, warned of or ended, as `[processes]` says.
+    Required,
+}
+
+impl LeaseRequirement {
+    /// Name in the config and in messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Optional => "optional",
+            Self::Required => "required",
+        }
+    }
+}
+
+/// What happens to the processes of a lease that expires or is revoked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum AtLeaseEnd {
+    /// They may run to their end, and are reported until then.
+    #[default]
+    Report,
+    /// gpushd ends them: SIGTERM, and SIGKILL after the grace period.
+    End,
+}
+
+impl AtLeaseEnd {
+    /// Name in the config and in messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Report => "report",
+            Self::End => "end",
+        }
+    }
+}
+
+/// Who may request leases on the GPUs of a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum LeaseOwner {
+    /// Every user, within the quotas.
+    #[default]
+    Users,
+    /// Slurm's hooks only, for the users of jobs.
+    Slurm,
+}
+
+impl LeaseOwner {
+    /// Name in the config and in messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Users => "users",
+            Self::Slurm => "slurm",
+        }
+    }
+}
+
+/// What a config rule says about leases on its GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LeaseTerms {
+    /// Whether processes need a lease; without it, they do on targets that are shared through MPS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requirement: Option<LeaseRequirement>,
+    /// What happens to the processes of a lease that expires or is revoked.
+    pub at_end: AtLeaseEnd,
+    /// Who may request leases.
+    pub owner: LeaseOwner,
+}
+
+impl LeaseTerms {
+    /// Returns whether a process on one target of the rule needs a lease. `through_mps` says that the target is
+    /// shared through MPS.
+    #[must_use]
+    pub fn requirement_for(&self, through_mps: bool) -> LeaseRequirement {
+        let default = if through_mps { LeaseRequirement::Required } else { LeaseRequirement::Optional };
+        self.requirement.unwrap_or(default)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lease_requirement_default_depends_on_mps() {
+        let terms = LeaseTerms::default();
+        assert_eq!(terms.requirement_for(true), LeaseRequirement::Required);
+        assert_eq!(terms.requirement_for(false), LeaseRequirement::Optional);
+        let optional = LeaseTerms { requirement: Some(LeaseRequirement::Optional), ..terms };
+        assert_eq!(optional.requirement_for(true), LeaseRequirement::Optional);
+    }
+}

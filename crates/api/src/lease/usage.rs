@@ -1,0 +1,55 @@
+//! Leases on a target, as the target shows them.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{Lease, LeaseHolder, LeaseId, LeaseKind};
+
+/// A lease on a GPU or MIG device, as every caller may see it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LeaseUse {
+    /// `L17`.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub id: LeaseId,
+    /// UUID of the GPU or MIG device.
+    pub target: String,
+    /// How it shares the target.
+    pub kind: LeaseKind,
+    /// The user who is admitted.
+    pub holder: LeaseHolder,
+    /// When it expires; without it, it has no end.
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub until: Option<Timestamp>,
+}
+
+impl LeaseUse {
+    /// Returns what a lease has on the GPU with this UUID; nothing while it holds no capacity.
+    pub fn of<'a>(lease: &'a Lease, gpu: &'a str) -> impl Iterator<Item = Self> + 'a {
+        let members = lease.members.iter().filter(|_| lease.state.holds_capacity());
+        members.filter(move |member| member.gpu == gpu).map(|member| Self {
+            id: lease.id,
+            target: member.target.clone(),
+            kind: lease.kind,
+            holder: lease.holder.clone(),
+            until: lease.expires_at,
+        })
+    }
+}
+
+impl fmt::Display for LeaseUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lease {} of ", self.id)?;
+        match &self.holder.user {
+            Some(user) => f.write_str(user)?,
+            None => write!(f, "uid {}", self.holder.uid)?,
+        }
+        match self.until {
+            Some(until) => write!(f, ", until {}", until.strftime("%Y-%m-%dT%H:%M:%SZ")),
+            None => f.write_str(", without an end"),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Calls for leases.
+
+use std::time::Duration;
+
+use gpush_api::{
+    LONGEST_LEASE_S, Lease, LeaseGrant, LeaseId, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest, LeaseWait,
+};
+use serde::Serialize;
+
+use crate::{client::Client, error::Error};
+
+/// A body without fields.
+#[derive(Serialize)]
+struct Nothing {}
+
+impl Client {
+    /// `POST /v1/leases`: returns when the lease is granted.
+    ///
+    /// A request that may wait is answered as late as its `wait` allows, plus the time of one answer. When this future
+    /// is dropped, the connection closes and gpushd takes the request out of the queue.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`]; [`gpush_api::Code::Blocked`] when the capacity is not free and the request does not wait.
+    pub async fn lease(&mut self, request: &LeaseRequest) -> Result<LeaseGrant, Error> {
+        let longest = match request.wait {
+            LeaseWait::No => return self.change("/v1/leases", request).await,
+            LeaseWait::Seconds(seconds) => seconds.min(LONGEST_LEASE_S),
+            LeaseWait::Unlimited => LONGEST_LEASE_S,
+        };
+        let deadline = Duration::from_secs(longest) + self.patience();
+        self.change_within("/v1/leases", request, deadline).await
+    }
+
+    /// `GET /v1/leases`: all leases that have not ended, in order of arrival, then the last `ended` that have, last
+    /// first.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn leases(&mut self, ended: usize) -> Result<Vec<Lease>, Error> {
+        let query = if ended == 0 { String::new() } else { format!("?ended={ended}") };
+        self.get(&format!("/v1/leases{query}")).await
+    }
+
+    /// `GET /v1/leases/{id}`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn lease_of(&mut self, id: LeaseId) -> Result<Lease, Error> {
+        self.get(&format!("/v1/leases/{id}")).await
+    }
+
+    /// `GET /v1/leases/{id}/environment`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`]; [`gpush_api::Code::Denied`] for other users than the holder and administrators.
+    pub async fn lease_environment(&mut self, id: LeaseId) -> Result<LeaseGrant, Error> {
+        self.get(&format!("/v1/leases/{id}/environment")).await
+    }
+
+    /// `POST /v1/leases/{id}/renew`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn lease_renew(&mut self, id: LeaseId, request: LeaseRenewRequest) -> Result<Lease, Error> {
+        self.change(&format!("/v1/leases/{id}/renew"), &request).await
+    }
+
+    /// `POST /v1/leases/{id}/release`: the lease is `releasing` while processes of it are left, else `ended`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn lease_release(&mut self, id: LeaseId) -> Result<Lease, Error> {
+        self.change(&format!("/v1/leases/{id}/release"), &Nothing {}).await
+    }
+
+    /// `POST /v1/leases/{id}/revoke`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`]; [`gpush_api::Code::Denied`] for users who are not administrators.
+    pub async fn lease_revoke(&mut self, id: LeaseId, request: &LeaseRevokeRequest) -> Result<Lease, Error> {
+        self.change(&format!("/v1/leases/{id}/revoke"), request).await
+    }
+}

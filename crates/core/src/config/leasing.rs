@@ -1,0 +1,59 @@
+//! The keys of a rule about leases: `lease`, `at_end` and `owner`.
+
+use gpush_api::{AtLeaseEnd, LeaseOwner, LeaseRequirement, LeaseTerms, Mode};
+use toml::de::DeTable;
+
+use super::reader::{Reader, get};
+
+/// Values of `lease`, and whether gpushd supports them.
+const REQUIREMENTS: [(&str, Option<LeaseRequirement>); 3] = [
+    ("optional", Some(LeaseRequirement::Optional)),
+    ("required", Some(LeaseRequirement::Required)),
+    ("enforced", None),
+];
+
+const AT_END: [(&str, AtLeaseEnd); 2] = [("report", AtLeaseEnd::Report), ("end", AtLeaseEnd::End)];
+
+const OWNERS: [(&str, LeaseOwner); 2] = [("users", LeaseOwner::Users), ("slurm", LeaseOwner::Slurm)];
+
+/// Reads what a rule says about leases. Rules of mode `unmanaged` have no leases.
+pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<LeaseTerms> {
+    if mode == Some(Mode::Unmanaged) {
+        for key in ["lease", "at_end", "owner"] {
+            if get(rule, key).is_some() {
+                let problem = format!("`{key}` has no effect in mode `unmanaged`: gpushd grants no leases there");
+                reader.report_at(rule, key, problem, "write another mode, or leave it out");
+            }
+        }
+        return None;
+    }
+    let requirement = reader.choice(rule, "lease", "requirement of leases", &REQUIREMENTS);
+    if requirement == Some(None) {
+        let problem = "`lease = \"enforced\"` is not supported yet: gpushd cannot deny device access to processes \
+                       without a lease";
+        let hint = "write lease = \"required\": such processes are reported, warned of or ended, as [processes] says";
+        reader.report_at(rule, "lease", problem, hint);
+    }
+    Some(LeaseTerms {
+        requirement: requirement.flatten().or_else(|| default_requirement(mode)),
+        at_end: reader.choice(rule, "at_end", "way to treat processes", &AT_END).unwrap_or_default(),
+        owner: reader.choice(rule, "owner", "owner", &OWNERS).unwrap_or_default(),
+    })
+}
+
+/// The requirement of a rule that names none. In mode `mig` it depends on the MIG device: a device that is shared
+/// through MPS needs a lease.
+fn default_requirement(mode: Option<Mode>) -> Option<LeaseRequirement> {
+    match mode? {
+        Mode::Mps => Some(LeaseRequirement::Required),
+        Mode::Timeslice | Mode::Exclusive => Some(LeaseRequirement::Optional),
+        Mode::Mig | Mode::Unmanaged => None,
+    }
+}
+
+/// Returns the keys of a rule with their values.
+pub(super) fn written(terms: &LeaseTerms) -> Vec<(&'static str, &'static str)> {
+    let LeaseTerms { requirement, at_end, owner } = terms;
+    let requirement = requirement.map(|requirement| ("lease", requirement.name()));
+    requirement.into_iter().chain([("at_end", at_end.name()), ("owner", owner.name())]).collect()
+}

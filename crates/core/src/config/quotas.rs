@@ -1,0 +1,360 @@
+//! `[[quota]]` and `[leases]`: what users may lease.
+//!
+//! The file names GPUs by selectors and memory as a part of the host. [`Config::quotas`] resolves both for the GPUs
+//! of a host, into [`Quota`]s.
+
+use std::{collections::BTreeSet, ops::Range};
+
+use gpush_api::{Gpu, LeaseKind, MemoryLimit};
+use toml::de::{DeTable, DeValue};
+
+use super::{
+    Config,
+    effective::{list, text},
+    reader::{Reader, Text, get, unknown},
+    rules::selectors,
+    schema::QUOTA,
+};
+use crate::{
+    diagnostic::Problem,
+    duration,
+    lease::{
+        placement::Policy,
+        quota::{Limits, MemoryAmount, Quota, Subject},
+    },
+    quote::Quoted,
+    selector::Selector,
+};
+
+/// `[leases]`
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Leases {
+    /// Where leases are placed when there is a choice.
+    pub placement: Policy,
+}
+
+/// A `[[quota]]` table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuotaRule {
+    /// Users that it applies to: each gets all of its limits.
+    pub subjects: Vec<Subject>,
+    /// Kinds of lease.
+    pub kinds: Option<BTreeSet<LeaseKind>>,
+    /// Leases that hold capacity.
+    pub leases: Option<u32>,
+    /// Requests that wait.
+    pub waiting: Option<u32>,
+    /// Memory of all leases together.
+    pub memory: Option<QuotaMemory>,
+    /// MPS percentage of all leases together.
+    pub mps_percent: Option<u32>,
+    /// Longest duration of a lease in seconds.
+    pub longest_s: Option<u64>,
+    /// GPUs that may be used.
+    pub gpus: Option<Vec<Selector>>,
+}
+
+/// Memory in a quota.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QuotaMemory {
+    /// `"40G"`.
+    Limit(MemoryLimit),
+    /// `"1.5 GPUs"`: thousandths of a GPU.
+    Gpus(u32),
+    /// `"75%"` of the memory of all GPUs: tenths of a percent.
+    Host(u32),
+}
+
+const PLACEMENTS: [(&str, Policy); 2] = [("pack", Policy::Pack), ("spread", Policy::Spread)];
+
+/// Returns a placement policy as the config writes it.
+pub(super) fn placement_name(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Pack => "pack",
+        Policy::Spread => "spread",
+    }
+}
+
+/// Most leases and requests that a quota may allow.
+const MOST_LEASES: u32 = 10_000;
+
+/// Most GPUs whose memory a quota may allow.
+const MOST_GPUS: u32 = 1000;
+
+pub(super) fn leases(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Leases {
+    let placement = reader.choice(table, "placement", "placement", &PLACEMENTS);
+    Leases { placement: placement.unwrap_or_default() }
+}
+
+/// Reads all `[[quota]]` tables.
+pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Vec<QuotaRule> {
+    let Some(value) = get(top, QUOTA.key()) else { return Vec::new() };
+    let DeValue::Array(items) = value.get_ref() else {
+        let hint = "write [[quota]] with two brackets above each quota";
+        reader.report_at(top, QUOTA.key(), "`quota` takes a list of quotas", hint);
+        return Vec::new();
+    };
+    let mut quotas = Vec::new();
+    let mut seen: Vec<(Subject, Range<usize>)> = Vec::new();
+    for item in items {
+        let header = reader.clip(item.span());
+        let DeValue::Table(table) = item.get_ref() else {
+            reader.report(Problem::new(header, "a quota is a table", "write [[quota]] above each quota"));
+            continue;
+        };
+        let meant = reader.strangers(table, QUOTA, &[]);
+        let subjects = subjects(reader, table, &header, &meant, &mut seen);
+        quotas.push(quota(reader, table, subjects));
+    }
+    quotas
+}
+
+fn quota(reader: &mut Reader<'_>, table: &DeTable<'_>, subjects: Vec<Subject>) -> QuotaRule {
+    let count = |reader: &mut Reader<'_>, key: &str, from: u32, to: u32, example: u32| {
+        get(table, key).map(|_| reader.number(table, key, from..=to, example))
+    };
+    QuotaRule {
+        subjects,
+        kinds: kinds(reader, table),
+        leases: count(reader, "leases", 0, MOST_LEASES, 2),
+        waiting: count(reader, "waiting", 0, MOST_LEASES, 4),
+        memory: memory(reader, table),
+        mps_percent: count(reader, "mps_percent", 1, 1_000_000, 50),
+        longest_s: longest(reader, table),
+        gpus: selectors(reader, table, "gpus"),
+    }
+}
+
+/// Reads the users of a quota. A user, or everybody, that an earlier quota names already is an error: the first
+/// quota for a user applies alone.
+fn subjects(
+    reader: &mut Reader<'_>,
+    table: &DeTable<'_>,
+    header: &Range<usize>,
+    meant: &[String],
+    seen: &mut Vec<(Subject, Range<usize>)>,
+) -> Vec<Subject> {
+    let before = reader.problems.len();
+    let mut found: Vec<(Subject, Range<usize>)> = Vec::new();
+    for (key, example) in [("users", "[\"alice\"]"), ("groups", "[\"students\"]")] {
+        for text in reader.words(table, key, example).unwrap_or_default() {
+            let span = text.span.clone();
+            let Some(name) = account(reader, text, key) else { continue };
+            let subject = if key == "users" { Subject::User(name) } else { Subject::Group(name) };
+            found.push((subject, span));
+        }
+    }
+    if reader.flag(table, "everybody") == Some(true) {
+        let span = get(table, "everybody").map(toml::Spanned::span).unwrap_or_default();
+        found.push((Subject::Everybody, span));
+    }
+    // A key with an error, or a misspelt one, names users all the same.
+    let is_wrong = reader.problems.len() > before
+        || meant.iter().any(|key| ["users", "groups", "everybody"].contains(&key.as_str()));
+    if found.is_empty() && !is_wrong {
+        let hint = "write users = [\"alice\"], groups = [\"students\"] or everybody = true";
+        reader.report(Problem::new(header.clone(), "this quota applies to no user", hint));
+    }
+    for (subject, span) in &found {
+        let earlier = seen.iter().find(|(other, _)| other == subject || *other == Subject::Everybody);
+        if let Some((other, first)) = earlier {
+            let problem = if other == subject {
+                let message = format!("{} has a quota already", whose(subject));
+                Problem::new(span.clone(), message, "the first quota for a user applies alone: keep one of the two")
+            } else {
+                let message = format!("the quota of {} never applies: an earlier one is for everybody", whose(subject));
+                Problem::new(span.clone(), message, "put the quota for everybody last")
+            };
+            reader.report(problem.also(first.clone(), "the first is"));
+        }
+        seen.push((subject.clone(), span.clone()));
+    }
+    found.into_iter().map(|(subject, _)| subject).collect()
+}
+
+fn whose(subject: &Subject) -> String {
+    match subject {
+        Subject::User(name) => format!("user {}", Quoted(name)),
+        Subject::Group(name) => format!("group {}", Quoted(name)),
+        Subject::Everybody => "everybody".to_owned(),
+    }
+}
+
+/// Checks the form of a user's or group's name. Whether the host has it is not asked here.
+fn account(reader: &mut Reader<'_>, text: Text, key: &str) -> Option<String> {
+    if text.value.chars().any(|c| c.is_whitespace() || matches!(c, ':' | ',' | '/' | '*')) {
+        let (what, file) = if key == "users" { ("user", "passwd") } else { ("group", "group") };
+        let hint = format!("write one name of /etc/{file} in each string; `everybody = true` is for all users");
+        reader.report(Problem::new(text.span, format!("{} is not the name of a {what}", Quoted(&text.value)), hint));
+        return None;
+    }
+    Some(text.value)
+}
+
+fn kinds(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<BTreeSet<LeaseKind>> {
+    let names = LeaseKind::ALL.map(LeaseKind::name);
+    let texts = reader.words(table, "kinds", "[\"mig\", \"mps\"]")?;
+    if texts.is_empty() {
+        let hint = format!("name some of: {}; leases = 0 allows no lease", names.join(", "));
+        reader.report_at(table, "kinds", "`kinds` is empty, so the quota allows no kind of lease", hint);
+        return None;
+    }
+    let mut kinds = BTreeSet::new();
+    for text in &texts {
+        match LeaseKind::ALL.into_iter().find(|kind| kind.name() == text.value) {
+            Some(kind) => drop(kinds.insert(kind)),
+            None => reader.report(unknown(text, "kind of lease", &names)),
+        }
+    }
+    Some(kinds)
+}
+
+fn longest(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<u64> {
+    let text = reader.word(table, "longest", "\"2d\"")?;
+    match duration::parse_positive(&text.value) {
+        Ok(duration) if duration.subsec_nanos() == 0 => Some(duration.as_secs()),
+        Ok(_) => {
+            let message = format!("`longest` can't be {}: it is in whole seconds", Quoted(&text.value));
+            reader.report(Problem::new(text.span, message, "write longest = \"2d\""));
+            None
+        }
+        Err(error) => {
+            let message = format!("`longest` can't be {}", Quoted(&text.value));
+            reader.report(Problem::new(text.span, message, error.to_string()));
+            None
+        }
+    }
+}
+
+fn memory(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<QuotaMemory> {
+    let text = reader.word(table, "memory", "\"40G\"")?;
+    let found = parse_memory(&text.value);
+    if found.is_none() {
+        let message = format!("`memory` can't be {}", Quoted(&text.value));
+        let hint =
+            "write an amount (\"40G\"), a number of GPUs (\"0.5 GPUs\"), or a part of the host's GPU memory (\"75%\")";
+        reader.report(Problem::new(text.span, message, hint));
+    }
+    found
+}
+
+fn parse_memory(text: &str) -> Option<QuotaMemory> {
+    let text = text.trim().to_ascii_lowercase();
+    if let Some(percent) = text.strip_suffix('%') {
+        let tenths = decimal(percent.trim_end(), 1)?;
+        return (1..=1000).contains(&tenths).then_some(QuotaMemory::Host(tenths));
+    }
+    if let Some(gpus) = text.strip_suffix("gpus").or_else(|| text.strip_suffix("gpu")) {
+        let thousandths = decimal(gpus.trim_end(), 3)?;
+        return (1..=MOST_GPUS * 1000).contains(&thousandths).then_some(QuotaMemory::Gpus(thousandths));
+    }
+    text.to_ascii_uppercase().parse().ok().map(QuotaMemory::Limit)
+}
+
+/// Reads a decimal number with at most `places` places after the point, in units of the last place.
+fn decimal(text: &str, places: usize) -> Option<u32> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    if !is_number(whole) || !is_number(fraction) || fraction.len() > places {
+        return None;
+    }
+    format!("{whole}{fraction:0<places$}").parse().ok()
+}
+
+/// Writes a decimal number that [`decimal`] reads.
+fn written_decimal(number: u32, places: u32) -> String {
+    let unit = 10u32.pow(places);
+    let fraction = format!("{:0width$}", number % unit, width = places as usize);
+    match fraction.trim_end_matches('0') {
+        "" => (number / unit).to_string(),
+        fraction => format!("{}.{fraction}", number / unit),
+    }
+}
+
+impl QuotaMemory {
+    /// Returns the amount on a host with this many GPUs. The GPUs of a host are taken to be alike.
+    fn on_host(self, gpus: usize) -> MemoryAmount {
+        match self {
+            Self::Limit(limit) => MemoryAmount::Mib(limit.mib()),
+            Self::Gpus(thousandths) => MemoryAmount::Gpus(thousandths),
+            Self::Host(tenths) => {
+                let gpus = u32::try_from(gpus).unwrap_or(u32::MAX);
+                MemoryAmount::Gpus(gpus.saturating_mul(tenths))
+            }
+        }
+    }
+
+    fn written(self) -> String {
+        match self {
+            Self::Limit(limit) => limit.to_string(),
+            Self::Gpus(thousandths) => format!("{} GPUs", written_decimal(thousandths, 3)),
+            Self::Host(tenths) => format!("{}%", written_decimal(tenths, 1)),
+        }
+    }
+}
+
+impl QuotaRule {
+    /// Returns the keys of the table with their values as TOML.
+    pub(super) fn written(&self) -> Vec<(&'static str, String)> {
+        let names = |names: Vec<&String>| {
+            let names: Vec<String> = names.into_iter().cloned().collect();
+            (!names.is_empty()).then(|| list(&names))
+        };
+        let users = self.subjects.iter().filter_map(|subject| match subject {
+            Subject::User(name) => Some(name),
+            Subject::Group(_) | Subject::Everybody => None,
+        });
+        let groups = self.subjects.iter().filter_map(|subject| match subject {
+            Subject::Group(name) => Some(name),
+            Subject::User(_) | Subject::Everybody => None,
+        });
+        let everybody = self.subjects.contains(&Subject::Everybody).then(|| "true".to_owned());
+        let kinds =
+            self.kinds.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name().to_owned()).collect::<Vec<_>>());
+        let gpus = self.gpus.as_ref().map(|gpus| gpus.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let longest = self.longest_s.map(|seconds| text(&duration::format(std::time::Duration::from_secs(seconds))));
+        let all = [
+            ("users", names(users.collect())),
+            ("groups", names(groups.collect())),
+            ("everybody", everybody),
+            ("kinds", kinds.map(|kinds| list(&kinds))),
+            ("leases", self.leases.map(|most| most.to_string())),
+            ("waiting", self.waiting.map(|most| most.to_string())),
+            ("memory", self.memory.map(|memory| text(&memory.written()))),
+            ("mps_percent", self.mps_percent.map(|percent| percent.to_string())),
+            ("longest", longest),
+            ("gpus", gpus.map(|gpus| list(&gpus))),
+        ];
+        all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+    }
+
+    /// Returns its limits on a host with these GPUs.
+    fn limits(&self, gpus: &[Gpu]) -> Limits {
+        let allowed = |selectors: &Vec<Selector>| {
+            let found = selectors.iter().flat_map(|selector| selector.matching(gpus));
+            found.map(|at| gpus[at].index).collect()
+        };
+        Limits {
+            kinds: self.kinds.clone(),
+            leases: self.leases,
+            queued: self.waiting,
+            memory: self.memory.map(|memory| memory.on_host(gpus.len())),
+            mps_tenths: self.mps_percent.map(|percent| percent.saturating_mul(10)),
+            longest_s: self.longest_s,
+            gpus: self.gpus.as_ref().map(allowed),
+        }
+    }
+}
+
+impl Config {
+    /// Returns the quotas for a host with these GPUs, in order: the first one for a user applies alone.
+    #[must_use]
+    pub fn quotas(&self, gpus: &[Gpu]) -> Vec<Quota> {
+        let of = |rule: &QuotaRule| {
+            let limits = rule.limits(gpus);
+            let quota = |subject: &Subject| Quota { subject: subject.clone(), limits: limits.clone() };
+            rule.subjects.iter().map(quota).collect::<Vec<_>>()
+        };
+        self.quotas.iter().flat_map(of).collect()
+    }
+}

@@ -1,0 +1,105 @@
+//! The plan of a dynamic grant: the instances of an assignment are created, and free instances in their way destroyed.
+//!
+//! Placement chooses with the same facts, but earlier: the final plan is made after the operation has claimed the
+//! GPU. So nothing of the assignment is trusted here. A plan destroys only instances that the assignment names, that
+//! gpushd created, and that are neither leased nor used.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{ApiError, Code, Gpu, GpuInstance, GpuPlan, InstanceStep, Placement, Refusal, Step};
+
+use super::plan::{label, no_plan, refused, users_unknown, workable};
+use crate::{
+    geometry::Geometry,
+    layout::Layout,
+    lease::placement::{Assignment, target},
+    plan::{self, Holds, entries, outcome},
+};
+
+/// Plans the part of a dynamic grant on one GPU, from a reading of the GPU with its leases. `created` are the
+/// placements of the instances that gpushd created there: it destroys no others. The layout of the plan lists all
+/// instances after the grant.
+///
+/// # Errors
+/// None as such: a plan without steps has the reason. [`Refusal::Blocked`] names instances in use.
+#[must_use]
+pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placement>) -> GpuPlan {
+    let empty = no_plan(gpu, &Layout::none());
+    let fail = |error: ApiError| GpuPlan { error: Some(error), ..empty.clone() };
+    if let Err(error) = workable(gpu, false) {
+        return fail(error);
+    }
+    let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled) else {
+        let error = ApiError::new(Code::Conflict, format!("{}: MIG mode is off", label(gpu)));
+        return fail(error.hint(format!("enable it with `gpushctl apply {}` (administrator)", gpu.index)).retryable());
+    };
+    if mig.profiles.is_empty() {
+        let error = ApiError::new(Code::DriverError, format!("the MIG profiles of {} are not known", label(gpu)));
+        return fail(error.hint("list them with `gpushctl mig profiles`").retryable());
+    }
+    if let Some(instance) = not_to_be_destroyed(gpu, &mig.instances, assignment, created) {
+        return fail(changed(gpu, &instance));
+    }
+    let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
+    let target = target(&geometry, &mig.instances, gpu.index, assignment);
+    let holds = Holds::default().with_leases(&mig.instances, &gpu.leases);
+    match plan::plan_around(&geometry, &mig.instances, &target, &holds) {
+        Ok(plan) => match users_unknown(gpu, false, &plan.steps) {
+            Some(error) => fail(error),
+            None => {
+                let layout = entries(&outcome(&mig.instances, &plan.steps));
+                let steps = plan.steps.into_iter().map(Step::Instance).collect();
+                GpuPlan { layout, steps, keeps: plan.keeps, ..empty }
+            }
+        },
+        Err(refusal @ Refusal::Blocked { .. }) => refused(gpu, empty, refusal),
+        // The target fitted when it was placed: the GPU has changed since.
+        Err(refusal) => {
+            let plan = refused(gpu, empty, refusal);
+            GpuPlan { error: plan.error.map(ApiError::retryable), ..plan }
+        }
+    }
+}
+
+/// Returns an instance that the assignment destroys and must not: it is absent, or another program created it.
+fn not_to_be_destroyed(
+    gpu: &Gpu,
+    instances: &[GpuInstance],
+    assignment: &Assignment,
+    created: &BTreeSet<Placement>,
+) -> Option<String> {
+    let on_gpu = assignment.destroys.iter().filter(|(index, _)| *index == gpu.index);
+    let unfit = |(_, id): &(u32, u32)| match instances.iter().find(|instance| instance.id == *id) {
+        None => Some(format!("GPU instance {id} is gone")),
+        Some(instance) if !created.contains(&instance.placement) => {
+            let (profile, start) = (&instance.profile, instance.placement.start);
+            Some(format!("another program created {profile}@{start} (GPU instance {id})"))
+        }
+        Some(_) => None,
+    };
+    on_gpu.filter_map(unfit).next()
+}
+
+fn changed(gpu: &Gpu, cause: &str) -> ApiError {
+    ApiError::new(Code::Conflict, format!("{} has changed while the lease was placed", label(gpu)))
+        .cause(cause)
+        .hint("request the lease again")
+        .retryable()
+}
+
+/// Returns the placements of the instances that gpushd created on a dynamic GPU, after the steps of a grant.
+#[must_use]
+pub fn created_after(created: &BTreeSet<Placement>, plan: &GpuPlan) -> BTreeSet<Placement> {
+    let mut after = created.clone();
+    for step in plan.instance_steps() {
+        match step {
+            InstanceStep::DestroyGpuInstance { placement, .. } => drop(after.remove(placement)),
+            InstanceStep::CreateGpuInstance { placement, .. } => drop(after.insert(*placement)),
+            InstanceStep::CreateCompute { .. } | InstanceStep::DestroyCompute { .. } => {}
+        }
+    }
+    after
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! Leased means in use, whether a process runs or not.
+
+use gpush_api::{LeaseHolder, LeaseId, LeaseKind, LeaseUse};
+
+use super::*;
+
+fn lease(id: u64, target: &str) -> LeaseUse {
+    LeaseUse {
+        id: LeaseId(id),
+        target: target.to_owned(),
+        kind: LeaseKind::Mig,
+        holder: LeaseHolder { uid: 1000, user: Some("alice".to_owned()) },
+        until: Some("2026-12-01T08:00:00Z".parse().unwrap()),
+    }
+}
+
+#[test]
+fn idle_leased_instance_blocks_a_layout() {
+    let mut host = host();
+    set(&mut host[0], &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])]);
+    host[0].mig.as_mut().unwrap().instances[1].compute[0].uuid = Some("MIG-1".to_owned());
+    host[0].leases = vec![lease(17, "MIG-1")];
+    // The other instance is free, and so is the layout that keeps the leased one.
+    assert!(one(&config(), &host, &request(&["0"], entries("3g.40gb@4,1g.10gb*2"))).error.is_none());
+    let plan = one(&config(), &host, &request(&["0"], entries("7g.80gb")));
+    assert!(plan.steps.is_empty());
+    let Some(Refusal::Blocked { blockers }) = &plan.refusal else { panic!("{:?}", plan.refusal) };
+    assert_eq!(blockers.len(), 1);
+    assert_eq!((blockers[0].gi, &blockers[0].leases), (2, &vec![lease(17, "MIG-1")]));
+    insta::assert_snapshot!(shown(plan.error.as_ref().unwrap()));
+}
+
+#[test]
+fn leased_gpu_blocks_a_change_of_mig_mode() {
+    let mut host = host();
+    let mig = host[0].mig.as_mut().unwrap();
+    (mig.enabled, mig.reset_pending) = (false, false);
+    let uuid = host[0].uuid.clone();
+    host[0].leases = vec![lease(21, &uuid), lease(17, &uuid)];
+    let plan = one(&config(), &host, &request(&["0"], LayoutSource::Config));
+    assert!(plan.steps.is_empty());
+    assert!(
+        matches!(&plan.refusal, Some(Refusal::Held { holders, leases }) if holders.is_empty() && leases.len() == 2)
+    );
+    insta::assert_snapshot!(shown(plan.error.as_ref().unwrap()));
+}
+
+#[test]
+fn leased_instance_blocks_disabling_mig_mode() {
+    let mut host = host();
+    set(&mut host[3], &[("1g.10gb", 0, &[])]);
+    host[3].mig.as_mut().unwrap().instances[0].compute[0].uuid = Some("MIG-1".to_owned());
+    host[3].leases = vec![lease(17, "MIG-1")];
+    let plan = one(&config(), &host, &request(&["3"], LayoutSource::Config));
+    assert!(matches!(&plan.refusal, Some(Refusal::Blocked { .. })), "{:?}", plan.refusal);
+}
+
+#[test]
+fn dynamic_layout_wants_mig_mode_and_no_instances() {
+    let text = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
+    let config = Config::parse(text, "config.toml").unwrap();
+    let mut host = host();
+    set(&mut host[0], &[("3g.40gb", 4, &[])]);
+    describe_all(&config, &mut host);
+    assert_eq!((&host[0].drift, &host[0].layout), (&Vec::new(), &Some(vec!["dynamic".to_owned()])));
+    for source in [LayoutSource::Config, LayoutSource::Wanted] {
+        let plan = one(&config, &host, &request(&["0"], source));
+        assert!(plan.error.is_none() && plan.steps.is_empty() && plan.keeps == [1], "{plan:?}");
+    }
+    // A layout on request is an override, and the rule's layout ends it.
+    let applied = request(&["0"], entries("7g.80gb"));
+    let plans = plan_host(&config, &host, &applied).unwrap().plans;
+    assert!(
+        matches!(&standing(&config, &host, &applied, &plans)[0], Standing::Made { layout, .. } if *layout == ["7g.80gb"])
+    );
+    let own = request(&["0"], LayoutSource::Config);
+    let plans = plan_host(&config, &host, &own).unwrap().plans;
+    assert_eq!(standing(&config, &host, &own, &plans), [Standing::Ended]);
+
+    let mig = host[0].mig.as_mut().unwrap();
+    (mig.enabled, mig.reset_pending) = (false, false);
+    mig.instances.clear();
+    describe_all(&config, &mut host);
+    assert_eq!(host[0].drift, ["MIG mode is off"]);
+    let plan = one(&config, &host, &request(&[], LayoutSource::Wanted));
+    assert_eq!((plan.mig_mode(), plan.instance_steps().count()), (Some(true), 0));
+}
+
+fn shown(error: &ApiError) -> String {
+    let causes: Vec<String> = error.causes.iter().map(|cause| format!("cause: {cause}")).collect();
+    format!("{}\n{}\nhint: {}", error.message, causes.join("\n"), error.hint.as_deref().unwrap_or_default())
+}

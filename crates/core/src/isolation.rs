@@ -1,0 +1,89 @@
+//! What each sharing mechanism keeps apart.
+//!
+//! One sentence for each rule, which `gpushctl config check` prints, and [`TABLE`], which `gpushctl explain isolation` and
+//! docs/isolation.md show. Sources: NVIDIA's MIG user guide ("Partitioning",
+//! "Compute Instances"), the Multi-Process Service documentation ("Memory Protection", "Error Containment"), and the
+//! documentation of time-slicing in NVIDIA's device plugin for Kubernetes.
+
+use gpush_api::{ConfigView, LeaseRequirement, Mode, RuleView};
+
+mod table;
+
+pub use table::{Aspect, Cell, MECHANISMS, Mechanism, SOURCES, Source, TABLE, markdown};
+
+/// Returns what the mechanism of a rule of `config` keeps apart, and what it does not, as one sentence.
+#[must_use]
+pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
+    let shares_devices = shares_devices(config, rule);
+    let apart = match rule.mode {
+        Mode::Unmanaged => return "gpushd changes nothing and keeps nothing apart".to_owned(),
+        Mode::Exclusive => "one lease at a time has the GPU; nothing is shared",
+        Mode::Mig if shares_devices => {
+            "MIG devices have separate memory, bandwidth, compute and faults; clients of one MPS daemon share faults \
+             and bandwidth, and their limits are ceilings"
+        }
+        Mode::Mig => "MIG devices have separate memory, bandwidth, compute and faults",
+        Mode::Mps => {
+            "MPS separates address spaces only: clients share faults and bandwidth, and percentage and memory limit are \
+             ceilings that cooperating clients keep"
+        }
+        Mode::Timeslice => {
+            "time-slicing separates address spaces only: holders share memory, faults and bandwidth, and slow each other \
+             down"
+        }
+    };
+    let terms = rule.lease.unwrap_or_default();
+    let through_mps = terms.requirement_for(true) == LeaseRequirement::Required;
+    let access = match terms.requirement_for(rule.mode == Mode::Mps) {
+        LeaseRequirement::Required => "processes without a lease are found, not prevented",
+        LeaseRequirement::Optional if shares_devices && through_mps => {
+            "processes without a lease are found on devices that are shared through MPS, not prevented"
+        }
+        LeaseRequirement::Optional => "any user can use the GPU without a lease",
+    };
+    format!("{apart}; {access}")
+}
+
+/// Whether the layout of a rule shares MIG devices through MPS.
+fn shares_devices(config: &ConfigView, rule: &RuleView) -> bool {
+    let shared = |entries: &[String]| entries.iter().any(|entry| entry.ends_with(":mps"));
+    match rule.layout.as_deref() {
+        Some([name]) => match config.layouts.iter().find(|layout| layout.name == *name) {
+            Some(layout) => shared(&layout.entries),
+            None => shared(std::slice::from_ref(name)),
+        },
+        Some(entries) => shared(entries),
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use crate::config::Config;
+
+    use super::*;
+
+    #[test]
+    fn isolation_sentence_of_each_mechanism() {
+        let config = Config::parse(
+            "[layouts]\nhalves = [\"3g.40gb*2:mps\"]\n\
+             [[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nlease = \"required\"\n\
+             [[gpu]]\nmatch = [\"1\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n\
+             [[gpu]]\nmatch = [\"2\"]\nmode = \"mig\"\nlayout = [\"2g.20gb:mps\", \"3g.40gb\"]\n\
+             [[gpu]]\nmatch = [\"3\"]\nmode = \"mps\"\n\
+             [[gpu]]\nmatch = [\"6\"]\nmode = \"mig\"\nlayout = \"halves\"\nlease = \"required\"\n\
+             [[gpu]]\nmatch = [\"4\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 4 }\n\
+             [[gpu]]\nmatch = [\"5\"]\nmode = \"unmanaged\"\n",
+            "config.toml",
+        )
+        .unwrap();
+        let mut shown = String::new();
+        let view = config.view(None, &[]);
+        for rule in &view.rules {
+            let _ = writeln!(shown, "{}: {}: {}", rule.name, rule.mode.name(), sentence(&view, rule));
+        }
+        insta::assert_snapshot!(shown);
+    }
+}

@@ -1,0 +1,202 @@
+//! What each mechanism keeps apart, as a table: aspects by mechanisms, each cell with its source.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+/// A sharing mechanism: a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mechanism {
+    /// A whole GPU for one lease.
+    Exclusive,
+    /// MIG devices.
+    Mig,
+    /// Clients of one MPS daemon.
+    Mps,
+    /// Time-slicing.
+    Timeslice,
+}
+
+/// All mechanisms, in the order of [`Aspect::cells`].
+pub const MECHANISMS: [Mechanism; 4] = [Mechanism::Exclusive, Mechanism::Mig, Mechanism::Mps, Mechanism::Timeslice];
+
+impl Mechanism {
+    /// Heading of its column; the mode in the config.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::Mig => "mig",
+            Self::Mps => "mps",
+            Self::Timeslice => "timeslice",
+        }
+    }
+}
+
+/// A document that a statement is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Source {
+    /// Number in the cells.
+    pub number: u8,
+    /// Title and section.
+    pub title: &'static str,
+    /// Address; of gpush's own pages, relative to `docs`.
+    pub url: &'static str,
+}
+
+/// The documents.
+pub const SOURCES: [Source; 4] = [
+    Source {
+        number: 1,
+        title: "NVIDIA Multi-Instance GPU User Guide: Concepts, Device Nodes and Capabilities",
+        url: "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/",
+    },
+    Source {
+        number: 2,
+        title: "NVIDIA Multi-Process Service: Memory Protection and Error Containment, Resource Provisioning, Limitations",
+        url: "https://docs.nvidia.com/deploy/mps/",
+    },
+    Source {
+        number: 3,
+        title: "NVIDIA device plugin for Kubernetes: Shared Access to GPUs",
+        url: "https://github.com/NVIDIA/k8s-device-plugin#shared-access-to-gpus",
+    },
+    Source { number: 4, title: "gpush: docs/leases.md", url: "leases.md" },
+];
+
+/// How far a mechanism keeps users apart in one aspect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Cell {
+    /// `yes`, `limit`, or `no`.
+    pub answer: &'static str,
+    /// What that means.
+    pub text: &'static str,
+    /// Numbers of the sources.
+    pub sources: &'static [u8],
+}
+
+/// What users could take from or do to each other: a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Aspect {
+    /// Name.
+    pub name: &'static str,
+    /// One cell for each mechanism, in the order of [`MECHANISMS`].
+    pub cells: [Cell; 4],
+}
+
+const fn cell(answer: &'static str, text: &'static str, sources: &'static [u8]) -> Cell {
+    Cell { answer, text, sources }
+}
+
+/// The table.
+pub const TABLE: [Aspect; 5] = [
+    Aspect {
+        name: "memory",
+        cells: [
+            cell("yes", "one lease has all of it", &[4]),
+            cell("yes", "each GPU instance has its own memory; compute instances of one GPU instance share it", &[1]),
+            cell(
+                "limit",
+                "separate address spaces; the limit is for each process, and a program can lift it in its environment",
+                &[2],
+            ),
+            cell("no", "separate address spaces; each program can allocate all that is free", &[3]),
+        ],
+    },
+    Aspect {
+        name: "faults",
+        cells: [
+            cell("yes", "no other lease is on the GPU", &[4]),
+            cell("yes", "a fault ends the programs of its GPU instance only; a lost GPU ends all", &[1]),
+            cell("no", "a fatal fault of one client ends all clients of the server", &[2]),
+            cell("no", "a fatal fault can end the programs of all users", &[3]),
+        ],
+    },
+    Aspect {
+        name: "bandwidth",
+        cells: [
+            cell("yes", "of the GPU; PCIe and NVLink are shared with other GPUs", &[4]),
+            cell("yes", "own L2 banks, memory controllers and buses; PCIe is shared", &[1]),
+            cell("no", "all clients share memory bandwidth and L2", &[2]),
+            cell("no", "all of it for the program whose turn it is", &[3]),
+        ],
+    },
+    Aspect {
+        name: "compute",
+        cells: [
+            cell("yes", "one lease has all of it", &[4]),
+            cell("yes", "each compute instance has its own multiprocessors", &[1]),
+            cell(
+                "limit",
+                "the percentage is a ceiling for each process, not a reservation; a program can raise it to the daemon's",
+                &[2],
+            ),
+            cell("no", "programs take turns; each more program makes all slower", &[3]),
+        ],
+    },
+    Aspect {
+        name: "device access",
+        cells: [
+            cell("no", "any program that may open the device can use it; gpushd finds those without a lease", &[4]),
+            cell(
+                "no",
+                "as for a whole GPU; the device nodes in /dev/nvidia-caps can be given to single users",
+                &[1, 4],
+            ),
+            cell(
+                "limit",
+                "only users with a lease can enter the pipe directory; compute mode EXCLUSIVE_PROCESS keeps others off a \
+                 whole GPU",
+                &[2, 4],
+            ),
+            cell("no", "as for a whole GPU", &[4]),
+        ],
+    },
+];
+
+/// Writes the table and its sources as Markdown, for docs/isolation.md.
+#[must_use]
+pub fn markdown() -> String {
+    let mut out = String::from("| |");
+    MECHANISMS.iter().for_each(|mechanism| _ = write!(out, " {} |", mechanism.name()));
+    out += "\n|---|---|---|---|---|\n";
+    for aspect in TABLE {
+        _ = write!(out, "| {} |", aspect.name);
+        for cell in aspect.cells {
+            let sources: Vec<String> = cell.sources.iter().map(ToString::to_string).collect();
+            _ = write!(out, " **{}**: {} [{}] |", cell.answer, cell.text, sources.join(", "));
+        }
+        out.push('\n');
+    }
+    out += "\nSources:\n\n";
+    for source in SOURCES {
+        _ = writeln!(out, "{}. [{}]({})", source.number, source.title, source.url);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cell_has_an_answer_and_an_existing_source() {
+        for aspect in TABLE {
+            for cell in aspect.cells {
+                assert!(["yes", "limit", "no"].contains(&cell.answer), "{}: {}", aspect.name, cell.answer);
+                assert!(!cell.sources.is_empty(), "{}: {}", aspect.name, cell.text);
+                assert!(cell.sources.iter().all(|number| SOURCES.iter().any(|source| source.number == *number)));
+            }
+        }
+        let used: Vec<u8> =
+            TABLE.iter().flat_map(|aspect| aspect.cells).flat_map(|cell| cell.sources.to_vec()).collect();
+        assert!(SOURCES.iter().all(|source| used.contains(&source.number)));
+    }
+
+    #[test]
+    fn page_of_isolation_has_the_table() {
+        let page = include_str!("../../../../docs/isolation.md");
+        assert!(page.contains(&markdown()), "docs/isolation.md needs this:\n{}", markdown());
+    }
+}

@@ -1,0 +1,62 @@
+//! Leases in the way of a change: a leased target is in use, idle or not.
+
+use gpush_api::{LeaseId, LeaseUse};
+
+/// Most leases that a hint names.
+const MOST_NAMED: usize = 3;
+
+/// Returns what an administrator can do about leases in the way; `None` when there are none.
+#[must_use]
+pub fn hint(leases: &[LeaseUse]) -> Option<String> {
+    let mut ids: Vec<LeaseId> = leases.iter().map(|lease| lease.id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let first = ids.first()?;
+    let revoke = format!("`gpushctl lease revoke {first} --reason TEXT`");
+    let more: Vec<String> = ids.iter().skip(1).take(MOST_NAMED).map(LeaseId::to_string).collect();
+    Some(match more.as_slice() {
+        [] => format!("add `--wait` to wait for its end, or end it: {revoke} (administrator)"),
+        more => {
+            let rest = if ids.len() > MOST_NAMED + 1 { ", …" } else { "" };
+            let more = more.join(", ");
+            format!(
+                "add `--wait` to wait for their end, or end them: {revoke}, then the same for {more}{rest} (administrator)"
+            )
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{LeaseHolder, LeaseKind};
+
+    use super::*;
+
+    fn lease(id: u64, user: Option<&str>) -> LeaseUse {
+        LeaseUse {
+            id: LeaseId(id),
+            target: "MIG-1".to_owned(),
+            kind: LeaseKind::Mig,
+            holder: LeaseHolder { uid: 1000, user: user.map(str::to_owned) },
+            until: (id == 17).then(|| "2026-12-01T08:00:00.5Z".parse().unwrap()),
+        }
+    }
+
+    #[test]
+    fn lease_in_the_way_names_holder_and_end() {
+        assert_eq!(lease(17, Some("alice")).to_string(), "lease L17 of alice, until 2026-12-01T08:00:00Z");
+        assert_eq!(lease(18, None).to_string(), "lease L18 of uid 1000, without an end");
+    }
+
+    #[test]
+    fn hint_offers_waiting_and_revocation() {
+        assert_eq!(hint(&[]), None);
+        let one = hint(&[lease(17, None), lease(17, None)]).unwrap();
+        assert_eq!(
+            one,
+            "add `--wait` to wait for its end, or end it: `gpushctl lease revoke L17 --reason TEXT` (administrator)"
+        );
+        let two = hint(&[lease(21, None), lease(17, None)]).unwrap();
+        assert!(two.contains("revoke L17 --reason TEXT`, then the same for L21 (administrator)"), "{two}");
+    }
+}

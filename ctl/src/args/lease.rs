@@ -1,0 +1,163 @@
+//! `gpushctl run` and `gpushctl lease`.
+
+use std::ffi::OsString;
+
+use clap::{Args, Subcommand};
+use gpush_api::LeaseId;
+
+use super::{
+    Gpus,
+    request::RequestFlags,
+    values::{lease, pid, some_ended, whole_seconds, whole_seconds_or_zero},
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) request: RequestFlags,
+    /// Run in this lease of yours instead of requesting one
+    #[arg(long, value_name = "LEASE", value_parser = lease)]
+    pub(crate) lease: Option<LeaseId>,
+    /// Do not show the place in the queue, nor what was granted
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+    /// Command and its arguments
+    #[arg(value_name = "COMMAND", required = true, last = true, num_args = 1..)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Lease {
+    /// Request a lease that outlives this command
+    #[command(after_help = "\
+The lease ends with your login session, unless --for or --with is given, and
+when you release it. Print its environment with `lease env LEASE`, or run
+commands in it with `run --lease LEASE -- COMMAND`.
+
+Examples:
+  gpushctl lease request --mig 1g.10gb --for 2h
+  gpushctl lease request --whole --count 2 --wait=30m
+  LEASE=$(gpushctl lease request --mps 25 -o name)")]
+    Request {
+        #[command(flatten)]
+        request: RequestFlags,
+        #[command(flatten)]
+        held: Held,
+        /// Do not show the place in the queue
+        #[arg(long, short)]
+        quiet: bool,
+    },
+    /// List leases in order of arrival
+    #[command(
+        alias = "ls",
+        after_help = "\
+Of other users' leases you see the user, the share and the end.
+
+Examples:
+  gpushctl lease list 0-3
+  gpushctl lease list --mine --ended=5"
+    )]
+    List {
+        #[command(flatten)]
+        which: Gpus,
+        /// Only your leases
+        #[arg(long)]
+        mine: bool,
+        /// Also the last NUMBER ended leases [default without =NUMBER: 20]
+        #[arg(
+            long,
+            value_name = "NUMBER",
+            num_args = 0..=1,
+            require_equals = true,
+            default_missing_value = "20",
+            value_parser = some_ended
+        )]
+        ended: Option<usize>,
+    },
+    /// Show leases: state, shares, end, place in the queue, what they wait for
+    Show {
+        /// Leases, such as L17 [default: your leases]
+        #[arg(value_name = "LEASE", value_parser = lease)]
+        leases: Vec<LeaseId>,
+    },
+    /// Set a new end of a lease
+    #[command(after_help = "\
+Examples:
+  gpushctl lease renew L17 --for 2h   ends in 2 h from now")]
+    Renew {
+        /// Lease, such as L17
+        #[arg(value_name = "LEASE", value_parser = lease)]
+        lease: LeaseId,
+        /// Time from now to the new end
+        #[arg(long = "for", value_name = "DURATION", value_parser = whole_seconds, allow_negative_numbers = true)]
+        duration: u64,
+    },
+    /// End leases of yours, or cancel waiting ones
+    #[command(after_help = "\
+A lease admits no new process then. Its capacity is free when its processes
+have ended: `lease show` names what it waits for.")]
+    Release {
+        /// Leases, such as L17
+        #[arg(value_name = "LEASE", required = true, value_parser = lease)]
+        leases: Vec<LeaseId>,
+    },
+    /// End a lease of any user; for administrators
+    #[command(after_help = "\
+Without --end, running processes may finish.
+
+Examples:
+  gpushctl lease revoke L17 --reason 'driver update at 18:00'
+  gpushctl lease revoke L17 --reason maintenance --end --notice 10m")]
+    Revoke {
+        /// Lease, such as L17
+        #[arg(value_name = "LEASE", value_parser = lease)]
+        lease: LeaseId,
+        /// Reason, shown to the holder
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
+        /// End the processes of the lease: SIGTERM, then SIGKILL
+        #[arg(long)]
+        end: bool,
+        /// Time until SIGTERM
+        #[arg(long, value_name = "DURATION", requires = "end", value_parser = whole_seconds_or_zero, allow_negative_numbers = true)]
+        notice: Option<u64>,
+        /// Time from SIGTERM to SIGKILL
+        #[arg(long, value_name = "DURATION", requires = "end", value_parser = whole_seconds_or_zero, allow_negative_numbers = true)]
+        grace: Option<u64>,
+    },
+    /// Print the environment of a lease, for programs that use it
+    #[command(after_help = "\
+Output (-o): sh (default), fish, csh, json, or docker: arguments of
+`docker run`, one on each line. A failure prints `false`, so that `eval` fails
+too.
+
+Without LEASE, a lease is requested first, as by `lease request`.
+
+Examples:
+  eval \"$(gpushctl lease env L17)\"
+  eval \"$(gpushctl lease env --mps 25 --mem 8G)\"   until you log out
+  docker run --rm $(gpushctl lease env L17 -o docker) IMAGE")]
+    Env {
+        /// Lease, such as L17
+        #[arg(value_name = "LEASE", value_parser = lease)]
+        lease: Option<LeaseId>,
+        #[command(flatten)]
+        request: RequestFlags,
+        #[command(flatten)]
+        held: Held,
+        /// Do not show the place in the queue
+        #[arg(long, short)]
+        quiet: bool,
+    },
+}
+
+/// Who holds a lease, and which process it ends with.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Held {
+    /// End the lease with this process, which must be yours
+    #[arg(long, value_name = "PID", value_parser = pid, allow_negative_numbers = true)]
+    pub(crate) with: Option<u32>,
+    /// Request the lease for this user; for administrators
+    #[arg(long, value_name = "USER")]
+    pub(crate) user: Option<String>,
+}

@@ -1,0 +1,20 @@
+//! `gpushctl explain`.
+
+use gpush_core::isolation::{Aspect, SOURCES, Source, TABLE};
+use serde::Serialize;
+
+use crate::{args::Topic, exit::Outcome, output::Output, render::isolation};
+
+/// `gpushctl explain isolation --json`.
+#[derive(Serialize)]
+struct Isolation {
+    aspects: [Aspect; 5],
+    sources: [Source; 4],
+}
+
+pub(super) fn run(topic: Topic, out: &Output) -> Outcome {
+    match topic {
+        Topic::Isolation => out.show(&Isolation { aspects: TABLE, sources: SOURCES }, isolation::table)?,
+    }
+    Ok(0)
+}

@@ -1,0 +1,124 @@
+//! Requests a lease, and waits for it in the queue.
+//!
+//! gpushd answers when the lease is granted. Meanwhile this process shows the place in the queue, which it reads over
+//! a second connection. When it ends early, its connection closes, and gpushd takes the request out of the queue.
+
+use std::time::Duration;
+
+use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseRequest, LeaseState, LeaseWait};
+use gpush_client::Client;
+use nix::{
+    errno::Errno,
+    sys::signal::kill,
+    unistd::{Pid, User, getsid},
+};
+
+use crate::{
+    args::{Global, Held, RequestFlags},
+    exit::Failure,
+    output::Output,
+    render::lease,
+};
+
+/// Time between two reads of the queue; the first one comes after it.
+const POLL: Duration = Duration::from_secs(1);
+
+/// A request with the way in which it is made.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) request: LeaseRequest,
+    /// Whether the place in the queue is not shown.
+    pub(super) quiet: bool,
+}
+
+/// Returns the request of `lease request` and `lease env`: without an end it ends with the login session.
+pub(super) fn bound(flags: &RequestFlags, held: &Held) -> Result<LeaseRequest, ApiError> {
+    let mut request = flags.request()?;
+    request.holder = held.user.as_deref().map(uid).transpose()?;
+    request.process = match (held.with, request.duration_s) {
+        (None, None) => Some(session()?),
+        (with, _) => with,
+    };
+    Ok(request)
+}
+
+/// Requests the lease.
+///
+/// # Errors
+/// The refusal; or the lease was not granted in time.
+pub(super) async fn granted(
+    client: &mut Client,
+    global: &Global,
+    asked: &Asked,
+    out: &Output,
+) -> Result<LeaseGrant, Failure> {
+    if asked.request.wait == LeaseWait::No || asked.quiet || out.json {
+        return Ok(client.lease(&asked.request).await?);
+    }
+    let mut granted = std::pin::pin!(client.lease(&asked.request));
+    let mut watcher = Client::new(super::super::socket(global)).deadline(global.request_timeout);
+    let mut shown = String::new();
+    loop {
+        tokio::select! {
+            granted = &mut granted => return Ok(granted?),
+            () = tokio::time::sleep(POLL) => {}
+        }
+        let leases = tokio::select! {
+            granted = &mut granted => return Ok(granted?),
+            leases = watcher.leases(0) => leases,
+        };
+        // A read that fails is repeated: the request has its own connection.
+        let Some(queued) = leases.iter().flatten().find(|lease| is_own(lease)) else { continue };
+        let text = lease::waits(queued, &out.look);
+        if text != shown {
+            out.remark(&text);
+            shown = text;
+        }
+    }
+}
+
+/// Whether a lease is the waiting request of this process.
+fn is_own(lease: &Lease) -> bool {
+    let pid = lease.asked_by.as_ref().and_then(|actor| actor.pid);
+    matches!(lease.state, LeaseState::Queued | LeaseState::Granting) && pid == Some(std::process::id())
+}
+
+/// Prints the warnings of a grant.
+pub(super) fn warn(granted: &LeaseGrant, out: &Output) {
+    for warning in &granted.warnings {
+        out.remark(&(out.look.wrap("warning: ", &out.look.clean(warning)).join("\n") + "\n"));
+    }
+}
+
+/// Returns the uid of a user who is given by name or uid.
+fn uid(user: &str) -> Result<u32, ApiError> {
+    if let Ok(uid) = user.parse() {
+        return Ok(uid);
+    }
+    match User::from_name(user) {
+        Ok(Some(found)) => Ok(found.uid.as_raw()),
+        Ok(None) => Err(ApiError::new(Code::BadRequest, format!("this host has no user {user:?}"))
+            .hint("write a user name or a uid")),
+        Err(errno) => {
+            Err(ApiError::new(Code::Internal, format!("cannot look up user {user:?}")).cause(errno.to_string()))
+        }
+    }
+}
+
+/// Returns the leader of the session of this command. A lease without another end ends with it.
+fn session() -> Result<u32, ApiError> {
+    let no_end = |cause: String| {
+        let error = ApiError::new(Code::BadRequest, "the lease needs an end").cause(cause);
+        error.hint("add `--for 2h`, or `--with $$` to end it with the shell")
+    };
+    let leader = getsid(None).map_err(|errno| no_end(format!("cannot find the session of this command: {errno}")))?;
+    // 0 is a process outside of this container; 1 never ends.
+    let pid = u32::try_from(leader.as_raw()).ok().filter(|pid| *pid > 1);
+    let pid = pid.ok_or_else(|| no_end("this command runs outside a login session".to_owned()))?;
+    match kill(Pid::from_raw(leader.as_raw()), None) {
+        Ok(()) => Ok(pid),
+        Err(Errno::ESRCH) => Err(no_end(format!("the leader of this session, pid {pid}, has ended"))),
+        Err(Errno::EPERM) => Err(no_end(format!("the leader of this session, pid {pid}, belongs to another user"))),
+        Err(errno) => Err(no_end(format!("cannot check the leader of this session, pid {pid}: {errno}"))),
+    }
+}

@@ -1,0 +1,76 @@
+//! `gpushctl lease list` and `lease show`.
+
+use gpush_api::{ApiError, Code, Gpu, Lease, LeaseId};
+use gpush_client::Client;
+
+use crate::{
+    args::Gpus,
+    exit::{Failure, Outcome},
+    output::Output,
+    render::lease,
+};
+
+pub(super) async fn list(client: &mut Client, which: &Gpus, mine: bool, ended: usize, out: &Output) -> Outcome {
+    let mut leases = client.leases(ended).await?;
+    if mine {
+        retain_own(&mut leases);
+    }
+    let selectors = which.selectors();
+    let gpus = if selectors.is_empty() {
+        super::gpus(client).await
+    } else {
+        let gpus = client.gpus(false).await?;
+        let chosen = super::super::select_of(client, gpus.clone(), &selectors).await?;
+        leases.retain(|lease| concerns(lease, &chosen, &gpus));
+        gpus
+    };
+    out.list(&leases, |look| lease::list(&leases, &gpus, look))?;
+    Ok(0)
+}
+
+/// Whether a lease has one of these GPUs, or waits for one.
+fn concerns(lease: &Lease, chosen: &[Gpu], all: &[Gpu]) -> bool {
+    if !lease.members.is_empty() {
+        return lease.members.iter().any(|member| chosen.iter().any(|gpu| gpu.uuid == member.gpu));
+    }
+    // Of other users' requests nothing is known: they may wait for any GPU.
+    let wanted = lease.request.as_ref().map(|request| request.gpus.as_slice()).unwrap_or_default();
+    match super::super::select(all.to_vec(), wanted) {
+        Ok(wanted) => wanted.iter().any(|gpu| chosen.iter().any(|one| one.uuid == gpu.uuid)),
+        Err(_) => true,
+    }
+}
+
+fn retain_own(leases: &mut Vec<Lease>) {
+    let uid = nix::unistd::getuid().as_raw();
+    leases.retain(|lease| lease.holder.uid == uid);
+}
+
+pub(super) async fn show(client: &mut Client, ids: &[LeaseId], out: &Output) -> Outcome {
+    let leases = if ids.is_empty() { own(client).await? } else { named(client, ids).await? };
+    let gpus = super::gpus(client).await;
+    if let ([lease], true) = (leases.as_slice(), out.json) {
+        out.document(lease)?;
+    } else {
+        out.list(&leases, |look| lease::show(&leases, &gpus, look))?;
+    }
+    Ok(0)
+}
+
+async fn own(client: &mut Client) -> Result<Vec<Lease>, Failure> {
+    let mut leases = client.leases(0).await?;
+    retain_own(&mut leases);
+    if leases.is_empty() {
+        let error = ApiError::new(Code::NotFound, "you hold no lease");
+        return Err(error.hint("list all leases with `gpushctl lease list`").into());
+    }
+    Ok(leases)
+}
+
+async fn named(client: &mut Client, ids: &[LeaseId]) -> Result<Vec<Lease>, Failure> {
+    let mut leases = Vec::new();
+    for id in ids {
+        leases.push(client.lease_of(*id).await?);
+    }
+    Ok(leases)
+}

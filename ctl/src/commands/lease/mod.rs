@@ -1,0 +1,111 @@
+//! `gpushctl lease` and `gpushctl run`.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `grant` | requests a lease and waits in the queue; what the lease ends with |
+//! | `run` | `run`: this process becomes the command |
+//! | `env` | `lease env`: the environment as text |
+//! | `list` | `lease list`, `lease show` |
+//! | `end` | `lease renew`, `release`, `revoke` |
+
+mod end;
+mod env;
+mod grant;
+mod list;
+mod run;
+
+use gpush_api::{ApiError, Code, Gpu, Lease, LeaseGrant};
+use gpush_client::Client;
+
+use self::grant::Asked;
+use crate::{
+    args::{self, Global, RunArgs},
+    exit::{Failure, NO_COMMAND, Outcome},
+    output::Output,
+    render::lease,
+};
+
+pub(super) fn become_command(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
+    run::run(global, args, out)
+}
+
+/// Ends `run` with an error of its command line.
+pub(super) fn refused(error: ApiError, out: &Output) -> Outcome {
+    run::own(error.into(), NO_COMMAND, out)
+}
+
+pub(super) fn run(global: &Global, command: args::Lease, out: &Output) -> Outcome {
+    match command {
+        args::Lease::Request { request, held, quiet } => {
+            let asked = Asked { request: grant::bound(&request, &held)?, quiet };
+            super::ask(global, async |client| requested(client, global, &asked, out).await)
+        }
+        args::Lease::Env { lease, request, held, quiet } => env::run(global, lease, &request, &held, quiet, out),
+        args::Lease::List { which, mine, ended } => {
+            super::ask(global, async |client| list::list(client, &which, mine, ended.unwrap_or(0), out).await)
+        }
+        args::Lease::Show { leases } => super::ask(global, async |client| list::show(client, &leases, out).await),
+        args::Lease::Renew { lease, duration } => {
+            super::ask(global, async |client| end::renew(client, lease, duration, out).await)
+        }
+        args::Lease::Release { leases } => super::ask(global, async |client| end::release(client, &leases, out).await),
+        args::Lease::Revoke { lease, reason, end, notice, grace } => {
+            let request = gpush_api::LeaseRevokeRequest { reason, end, notice_s: notice, grace_s: grace };
+            super::ask(global, async |client| end::revoke(client, lease, &request, out).await)
+        }
+    }
+}
+
+async fn requested(client: &mut Client, global: &Global, asked: &Asked, out: &Output) -> Outcome {
+    let granted = grant::granted(client, global, asked, out).await?;
+    let gpus = gpus(client).await;
+    if let Err(failure) = print(&granted, &gpus, out) {
+        // The user does not know the id.
+        let _ = client.lease_release(granted.lease.id).await;
+        return Err(failure);
+    }
+    Ok(0)
+}
+
+fn print(granted: &LeaseGrant, gpus: &[Gpu], out: &Output) -> Result<(), Failure> {
+    grant::warn(granted, out);
+    if out.json {
+        return out.document(granted);
+    }
+    out.list(granted, |look| lease::granted(granted, gpus, look))
+}
+
+/// The GPUs of the host, to name targets; none when they cannot be read: targets are named by their UUIDs then.
+async fn gpus(client: &mut Client) -> Vec<Gpu> {
+    client.gpus(false).await.unwrap_or_default()
+}
+
+/// Returns the open leases. They are requested only where a rule claims a GPU: no other GPU can be leased. If the request
+/// fails, the rest of the output is still shown.
+pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<Lease> {
+    if gpus.iter().all(|gpu| gpu.rule.is_none()) {
+        return Vec::new();
+    }
+    match client.leases(0).await {
+        Ok(leases) => leases,
+        // A gpushd without leases.
+        Err(error) if error.code() == Code::NotFound => Vec::new(),
+        Err(error) => {
+            out.remark(&(out.look.wrap("leases are not shown: ", &error.error.message).join("\n") + "\n"));
+            Vec::new()
+        }
+    }
+}
+
+/// Names the leases that have a GPU, with their holders, such as `lease L17 of alice`. Holders can start programs at any
+/// time.
+pub(super) fn holders(gpu: &Gpu, leases: &[Lease]) -> Vec<String> {
+    let has_gpu = |lease: &&Lease| lease.members.iter().any(|member| member.gpu == gpu.uuid);
+    let holding = leases.iter().filter(|lease| lease.state.holds_capacity()).filter(has_gpu);
+    let name = |lease: &Lease| {
+        let user = lease.holder.user.clone().unwrap_or_else(|| format!("uid {}", lease.holder.uid));
+        let end = lease.expires_at.map_or_else(String::new, |at| format!(", until {}", at.strftime("%F %T UTC")));
+        format!("lease {} of {user}{end}", lease.id)
+    };
+    holding.map(name).collect()
+}

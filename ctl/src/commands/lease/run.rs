@@ -1,0 +1,158 @@
+//! `gpushctl run`: a lease for as long as a command runs.
+//!
+//! ```text
+//! a lease that is bound to this process ─► this process becomes the command (exec)
+//!                                          └► exec fails: the lease is released
+//! ```
+//!
+//! So the lease belongs to the command: no process in between can end it, and terminal, signals and exit status are
+//! those of the command.
+
+use std::{
+    ffi::OsString,
+    io::{ErrorKind, IsTerminal},
+    os::unix::process::CommandExt,
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use gpush_api::{ApiError, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseState};
+use gpush_client::Client;
+use gpush_core::lease::environment::Environment;
+
+use super::{env, grant};
+use crate::{
+    args::{Global, RunArgs},
+    exit::{self, Failure, NO_COMMAND, NOT_FOUND, NOT_RUN, Outcome},
+    output::Output,
+    render::lease,
+};
+
+/// Longest time for the release of a lease whose command cannot run. It ends with this process in any case.
+const RELEASE: Duration = Duration::from_secs(2);
+
+/// The variable that names the lease of a process.
+const LEASE: &str = "GPUSH_LEASE";
+
+/// Variables of MPS clients: those of another share must not reach the command.
+const MPS: &str = "CUDA_MPS_";
+
+pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
+    let Some((program, arguments)) = args.command.split_first() else {
+        return own(ApiError::new(Code::BadRequest, "a command is missing").into(), NO_COMMAND, out);
+    };
+    let (granted, environment, is_new) = match lease(global, args, out) {
+        Ok(found) => found,
+        Err(failure) => return own(failure, NO_COMMAND, out),
+    };
+    grant::warn(&granted, out);
+    if is_new && !args.quiet && std::io::stderr().is_terminal() {
+        out.remark(&lease::started(&granted.lease, &out.look));
+    }
+    let cause = execute(&environment, program, arguments);
+    if is_new {
+        release(global, granted.lease.id);
+    }
+    let status = if cause.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN };
+    own(exit::io(format!("cannot run {}", Path::new(program).display()), &cause).into(), status, out)
+}
+
+/// Prints an error of `run` itself, and ends with its exit status.
+pub(super) fn own(failure: Failure, status: u8, out: &Output) -> Outcome {
+    match failure {
+        Failure::Error(error) => out.error(&error),
+        Failure::BrokenPipe => {}
+    }
+    Ok(status)
+}
+
+/// Returns the lease in which the command runs, and whether it is a new one.
+fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, Environment, bool), Failure> {
+    let is_request = args.request.is_given();
+    if args.lease.is_some() && is_request {
+        let error = ApiError::new(Code::BadRequest, "`--lease` and a request exclude each other");
+        return Err(error.hint("leave out `--lease` to request a new lease").into());
+    }
+    let mut request = args.request.request().map_err(ApiError::from)?;
+    request.process = Some(std::process::id());
+    let asked = grant::Asked { request, quiet: args.quiet };
+    super::super::with_agent(global, async |client| {
+        let around = match args.lease {
+            Some(_) => None,
+            None => open_lease(client).await,
+        };
+        let enters = match (args.lease, around) {
+            (None, Some(around)) if is_request => return Err(nested(around).into()),
+            (lease, around) => lease.or(around),
+        };
+        let granted = match enters {
+            Some(id) => enter(client, id).await?,
+            None => grant::granted(client, global, &asked, out).await?,
+        };
+        match env::typed(&granted) {
+            Ok(environment) => Ok((granted, environment, enters.is_none())),
+            Err(error) => {
+                if enters.is_none() {
+                    let _ = client.lease_release(granted.lease.id).await;
+                }
+                Err(error.into())
+            }
+        }
+    })
+}
+
+/// Returns the lease of this process, unless it has ended: shells keep the environment of ended leases.
+async fn open_lease(client: &mut Client) -> Option<LeaseId> {
+    let id: LeaseId = std::env::var(LEASE).ok()?.parse().ok()?;
+    let lease = client.lease_of(id).await.ok()?;
+    let is_open = matches!(lease.state, LeaseState::Granting | LeaseState::Active);
+    (is_open && lease.holder.uid == nix::unistd::getuid().as_raw()).then_some(id)
+}
+
+fn nested(around: LeaseId) -> ApiError {
+    let error = ApiError::new(Code::BadRequest, format!("this command already runs in lease {around}"));
+    let error = error.cause(format!("{LEASE}={around} is set: a request within a lease would hold two shares"));
+    error.hint(format!(
+        "leave out the request to run the command in {around}, or leave the lease with `unset {LEASE}` first"
+    ))
+}
+
+/// Returns the environment of a lease of this user.
+async fn enter(client: &mut Client, id: LeaseId) -> Result<LeaseGrant, Failure> {
+    let granted = client.lease_environment(id).await?;
+    let refused = |code, message: String| ApiError::new(code, message);
+    let holder = &granted.lease.holder;
+    if holder.uid != nix::unistd::getuid().as_raw() {
+        let name = holder.user.clone().unwrap_or_else(|| format!("uid {}", holder.uid));
+        let error = refused(Code::Denied, format!("lease {id} belongs to {name}"));
+        return Err(error.hint("list your leases with `gpushctl lease list --mine`").into());
+    }
+    if let LeaseBinding::Job { job, .. } = &granted.lease.binding {
+        let error = refused(Code::Denied, format!("lease {id} belongs to Slurm job {job}"));
+        return Err(error.hint(format!("run the command in the job: 'srun --jobid={job} --overlap COMMAND'")).into());
+    }
+    Ok(granted)
+}
+
+/// Executes the command in this process; returns only if that fails.
+fn execute(environment: &Environment, program: &OsString, arguments: &[OsString]) -> std::io::Error {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let left_over = std::env::vars_os().map(|(name, _)| name);
+    for name in left_over.filter(|name| name.to_str().is_some_and(|name| name.starts_with(MPS))) {
+        command.env_remove(name);
+    }
+    for name in environment.unset() {
+        command.env_remove(name);
+    }
+    command.envs(environment.variables()).exec()
+}
+
+/// Releases the lease. A failure is not reported: the lease ends with this process.
+fn release(global: &Global, id: LeaseId) {
+    let _ = super::super::with_agent(global, async |client| {
+        let _ = tokio::time::timeout(RELEASE, client.lease_release(id)).await;
+        Ok(())
+    });
+}

@@ -1,0 +1,65 @@
+//! The leases of a GPU in `gpushctl status`: one line.
+
+use gpush_api::{Gpu, Lease, LeaseKind, LeaseMember, LeaseState};
+
+use super::{end, place, share, target, user};
+use crate::render::{
+    Look,
+    look::{QUIET, paint, width},
+};
+
+/// Draws the leases that have, or wait for, this GPU: as many as fit into one line, then how many more.
+pub(crate) fn below(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Look) -> Vec<String> {
+    let open = leases.iter().filter(|lease| lease.state != LeaseState::Ended);
+    let texts: Vec<String> = open.filter_map(|lease| text(lease, gpu, look)).collect();
+    if texts.is_empty() {
+        return Vec::new();
+    }
+    let first = format!("{}leases  ", " ".repeat(indent));
+    if !look.wraps {
+        return vec![paint(QUIET, &first) + &texts.join("; ")];
+    }
+    let room = look.width.saturating_sub(width(&first));
+    for shown in (1..=texts.len()).rev() {
+        let more = texts.len() - shown;
+        let mut line = texts[..shown].join("; ");
+        if more > 0 {
+            line += &format!("; +{more}");
+        }
+        if width(&line) <= room || shown == 1 {
+            return vec![paint(QUIET, &first) + &look.fit(&line, room)];
+        }
+    }
+    Vec::new()
+}
+
+/// `L17 alice mps 25%, in 2 h`; nothing for a lease of other GPUs.
+fn text(lease: &Lease, gpu: &Gpu, look: &Look) -> Option<String> {
+    let here: Vec<_> = lease.members.iter().filter(|member| member.gpu == gpu.uuid).collect();
+    let (id, user) = (lease.id, user(&lease.holder, look));
+    if here.is_empty() {
+        // Without members it waits. It is shown at the only GPU that it can wait for.
+        let request = lease.request.as_ref()?;
+        let waits = lease.state == LeaseState::Queued && request.gpus == [gpu.index.to_string()];
+        let place = place(lease, look).unwrap_or_default();
+        return waits.then(|| format!("{id} {user} {} waits, {place}", share(lease, look)));
+    }
+    let devices: Vec<String> = here.iter().filter_map(|member| device(member, gpu, look)).collect();
+    let what = match (lease.kind, devices.is_empty()) {
+        (_, true) => share(lease, look),
+        (LeaseKind::Mig, false) => devices.join(" "),
+        (_, false) => format!("{} of {}", share(lease, look), devices.join(" ")),
+    };
+    let ends = match lease.state {
+        LeaseState::Releasing => "releasing".to_owned(),
+        LeaseState::Granting => "being granted".to_owned(),
+        LeaseState::Queued | LeaseState::Active | LeaseState::Ended => end(lease, look),
+    };
+    Some(format!("{id} {user} {what}, {ends}"))
+}
+
+/// The MIG device of a member, `1g.10gb@0`; nothing for a whole GPU.
+fn device(member: &LeaseMember, gpu: &Gpu, look: &Look) -> Option<String> {
+    let text = target(member, std::slice::from_ref(gpu), look);
+    text.split_once(':').map(|(_, device)| device.to_owned())
+}

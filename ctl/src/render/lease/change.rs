@@ -1,0 +1,75 @@
+//! What a command did to a lease, and what it waits for.
+
+use gpush_api::{Gpu, Lease, LeaseGrant, LeaseState};
+
+use super::{end, enforced_by, list::list, place, reason, share, show};
+use crate::render::{
+    Look,
+    listing::Listing,
+    look::{NOTE, QUIET, paint},
+};
+
+/// `gpushctl lease request`: the lease, and the commands that use it.
+pub(crate) fn granted(granted: &LeaseGrant, gpus: &[Gpu], look: &Look) -> Listing {
+    let lease = &granted.lease;
+    let id = lease.id;
+    let mut drawn = show::one(lease, gpus, look) + "\n";
+    for (command, what) in [
+        (format!("gpushctl run --lease {id} -- COMMAND"), "run a command in it"),
+        (format!("eval \"$(gpushctl lease env {id})\""), "or use it in this shell"),
+        (format!("gpushctl lease release {id}"), "end it"),
+    ] {
+        drawn += &format!("{command:<40}  {}\n", paint(QUIET, what));
+    }
+    list(std::slice::from_ref(lease), gpus, look).drawn(drawn)
+}
+
+/// The line of `run` and `lease env` on a terminal: what was granted, and what enforces it.
+pub(crate) fn started(lease: &Lease, look: &Look) -> String {
+    let text =
+        format!("{}, ends {}. Enforced by {}", share(lease, look), end(lease, look), enforced_by(lease.enforcement));
+    lines(lease, &text, look)
+}
+
+/// The line of a lease that waits.
+pub(crate) fn waits(lease: &Lease, look: &Look) -> String {
+    let text = match (lease.state, &lease.operation) {
+        (LeaseState::Granting, Some(operation)) => format!("being granted by operation {operation}"),
+        (LeaseState::Granting, None) => "being granted".to_owned(),
+        _ => {
+            let why = lease.queue.iter().flat_map(|queue| &queue.reasons).next();
+            let why = why.map_or_else(String::new, |why| format!(": {}", look.clean(why)));
+            format!("waiting, {}{why}", place(lease, look).unwrap_or_else(|| "in the queue".to_owned()))
+        }
+    };
+    lines(lease, &text, look)
+}
+
+/// `gpushctl lease renew`.
+pub(crate) fn renewed(lease: &Lease, look: &Look) -> String {
+    let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", look.clock(at)));
+    lines(lease, &format!("ends {}{at}", end(lease, look)), look)
+}
+
+/// `gpushctl lease release` and `revoke`.
+pub(crate) fn ended(lease: &Lease, look: &Look) -> String {
+    let why = lease.reason.map_or("ends", reason);
+    let mut out = match lease.state {
+        LeaseState::Ended => lines(lease, why, look),
+        LeaseState::Queued | LeaseState::Granting | LeaseState::Active | LeaseState::Releasing => {
+            lines(lease, &format!("{why}; its capacity is free when its processes have ended"), look)
+        }
+    };
+    for what in &lease.waits_for {
+        let text = look.wrap("  waits for ", &look.clean(what)).join("\n");
+        out += &(paint(NOTE, &text) + "\n");
+    }
+    if let Some(at) = lease.revocation.as_ref().and_then(|revocation| revocation.processes_end_at) {
+        out += &format!("  processes are ended {}\n", look.ahead(at));
+    }
+    out
+}
+
+fn lines(lease: &Lease, text: &str, look: &Look) -> String {
+    look.wrap(&format!("{}: ", lease.id), text).join("\n") + "\n"
+}

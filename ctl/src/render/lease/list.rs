@@ -1,0 +1,74 @@
+//! The table of leases.
+
+use gpush_api::{Gpu, Lease, LeaseState};
+
+use super::{NONE, end, place, reason, share, state, targets, user};
+use crate::render::{
+    Look,
+    listing::Listing,
+    look::paint,
+    table::{Align, Narrow},
+};
+
+const COLUMNS: [(&str, Align); 7] = [
+    ("LEASE", Align::Left),
+    ("USER", Align::Left),
+    ("STATE", Align::Left),
+    ("SHARE", Align::Left),
+    ("TARGET", Align::Left),
+    ("ENDS", Align::Left),
+    ("DETAIL", Align::Left),
+];
+
+/// `gpushctl lease list`.
+pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Look) -> Listing {
+    let rows = leases.iter().map(|lease| row(lease, gpus, look)).collect();
+    Listing::new(&COLUMNS, rows, Narrow { spare: &["TARGET"], prose: true }, look)
+        .names(leases.iter().map(|lease| lease.id.to_string()))
+        .uuids(leases.iter().flat_map(|lease| &lease.members).map(|member| member.target.clone()))
+        .or_empty("No lease.")
+}
+
+/// Columns of a user name.
+fn longest_user(look: &Look) -> usize {
+    match look.width {
+        0..72 => 8,
+        72..100 => 10,
+        _ => 20,
+    }
+}
+
+fn row(lease: &Lease, gpus: &[Gpu], look: &Look) -> Vec<String> {
+    let (word, style) = state(lease.state);
+    let ends = match lease.state {
+        LeaseState::Queued | LeaseState::Granting | LeaseState::Active => end(lease, look),
+        LeaseState::Releasing | LeaseState::Ended => NONE.to_owned(),
+    };
+    vec![
+        lease.id.to_string(),
+        look.fit(&user(&lease.holder, look), longest_user(look)),
+        paint(style, word),
+        share(lease, look),
+        targets(lease, gpus, look),
+        ends,
+        detail(lease, look),
+    ]
+}
+
+/// What is to be known about a lease that is not active, or not for long.
+fn detail(lease: &Lease, look: &Look) -> String {
+    let why = || lease.reason.map_or("ends", reason).to_owned();
+    match lease.state {
+        LeaseState::Queued => place(lease, look).unwrap_or_default(),
+        LeaseState::Granting => lease.operation.as_ref().map_or_else(String::new, |id| format!("operation {id}")),
+        LeaseState::Active => String::new(),
+        LeaseState::Releasing => match lease.waits_for.first() {
+            Some(first) => look.clean(&format!("{}; waits for {first}", why())),
+            None => format!("{}; waits for its processes", why()),
+        },
+        LeaseState::Ended => match lease.ended_at {
+            Some(at) => format!("{}, {}", why(), look.ago(at)),
+            None => why(),
+        },
+    }
+}

@@ -1,0 +1,187 @@
+//! Leases: state, share, targets, end.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `list` | the table of leases |
+//! | `show` | everything about a lease |
+//! | `change` | what a command did to a lease, and what it waits for |
+//! | `below` | the leases of a GPU, in `status` |
+
+pub(crate) mod below;
+mod change;
+mod list;
+mod show;
+
+use anstyle::Style;
+use gpush_api::{
+    EndReason, Enforcement, Gpu, Lease, LeaseBinding, LeaseHolder, LeaseMember, LeaseRequest, LeaseShare, LeaseState,
+    MemberShare,
+};
+
+pub(crate) use self::{
+    change::{ended, granted, renewed, started, waits},
+    list::list,
+    show::show,
+};
+use super::{
+    Look,
+    look::{NEW, NOTE, QUIET},
+    mps::memory,
+};
+
+/// A value that is absent.
+const NONE: &str = "-";
+
+/// The state with its style.
+pub(crate) fn state(state: LeaseState) -> (&'static str, Style) {
+    let style = match state {
+        LeaseState::Active => NEW,
+        LeaseState::Queued | LeaseState::Granting | LeaseState::Releasing => NOTE,
+        LeaseState::Ended => QUIET,
+    };
+    (state.name(), style)
+}
+
+/// Why a lease ends, in words.
+fn reason(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::Released => "released",
+        EndReason::Expired => "expired",
+        EndReason::Revoked => "revoked",
+        EndReason::Cancelled => "cancelled",
+        EndReason::TimedOut => "not granted in time",
+        EndReason::Rebooted => "the host was rebooted",
+        EndReason::GpuLost => "a GPU was lost",
+        EndReason::Failed => "the grant failed",
+    }
+}
+
+/// The holder by name, else by uid.
+fn user(holder: &LeaseHolder, look: &Look) -> String {
+    holder.user.as_ref().map_or_else(|| format!("uid {}", holder.uid), |user| look.clean(user))
+}
+
+/// The share in a few words: `mps 25% 8G`, `mig 1g.10gb*2`, `whole`.
+pub(crate) fn share(lease: &Lease, look: &Look) -> String {
+    let Some(first) = lease.members.first() else {
+        return lease.request.as_ref().map_or_else(|| lease.kind.name().to_owned(), |request| requested(request, look));
+    };
+    let one = match &first.share {
+        MemberShare::Mig { profile, .. } => format!("mig {}", look.clean(profile)),
+        MemberShare::Mps { percentage, memory_limit_mib, priority: _ } => {
+            let limit = memory_limit_mib.map_or_else(String::new, |limit| format!(" {}", memory(Some(limit))));
+            format!("mps {percentage}%{limit}")
+        }
+        MemberShare::Timeslice { replicas } => format!("timeslice 1/{replicas}"),
+        MemberShare::Whole => "whole".to_owned(),
+    };
+    let is_same = lease.members.iter().all(|member| member.share == first.share)
+        || lease.members.iter().all(|member| profile(member).is_some() && profile(member) == profile(first));
+    match (lease.members.len(), is_same) {
+        (1, _) => one,
+        (count, true) => format!("{one}*{count}"),
+        (count, false) => format!("{} *{count}", lease.kind),
+    }
+}
+
+fn profile(member: &LeaseMember) -> Option<&str> {
+    match &member.share {
+        MemberShare::Mig { profile, .. } => Some(profile),
+        MemberShare::Mps { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => None,
+    }
+}
+
+/// The share of a request that is not granted yet.
+fn requested(request: &LeaseRequest, look: &Look) -> String {
+    let one = match &request.share {
+        LeaseShare::Default => "any".to_owned(),
+        LeaseShare::MigProfile { profile } => format!("mig {}", look.clean(profile)),
+        LeaseShare::MigSize { memory_mib, slices } => {
+            let memory = memory_mib.map(|mib| format!(" {}G", mib.div_ceil(1024)));
+            let slices = slices.map(|slices| format!(" {slices} slices"));
+            format!("mig{}{}", memory.unwrap_or_default(), slices.unwrap_or_default())
+        }
+        LeaseShare::Mps { percentage, memory_limit_mib, .. } => {
+            let percentage = percentage.map_or_else(String::new, |percentage| format!(" {percentage}%"));
+            let limit = memory_limit_mib.map_or_else(String::new, |limit| format!(" {}", memory(Some(limit))));
+            format!("mps{percentage}{limit}")
+        }
+        LeaseShare::Timeslice => "timeslice".to_owned(),
+        LeaseShare::Whole => "whole".to_owned(),
+    };
+    if request.count == 1 { one } else { format!("{one}*{}", request.count) }
+}
+
+/// A target as commands take it: the index of a GPU, `1:2g.20gb@2`, or its UUID where the GPU is not listed.
+fn target(member: &LeaseMember, gpus: &[Gpu], look: &Look) -> String {
+    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == member.gpu) else { return look.clean(&member.target) };
+    if member.target == gpu.uuid {
+        return gpu.index.to_string();
+    }
+    let mut instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+    let instance =
+        instances.find(|instance| instance.compute.iter().any(|compute| compute.uuid.as_ref() == Some(&member.target)));
+    match (instance, profile(member)) {
+        (Some(instance), _) => look.clean(&format!("{}:{}@{}", gpu.index, instance.profile, instance.placement.start)),
+        (None, Some(profile)) => look.clean(&format!("{}:{profile}", gpu.index)),
+        (None, None) => look.clean(&format!("{}:{}", gpu.index, member.target)),
+    }
+}
+
+/// Targets of a lease, `0, 1:2g.20gb@2`.
+fn targets(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
+    if lease.members.is_empty() {
+        return NONE.to_owned();
+    }
+    lease.members.iter().map(|member| target(member, gpus, look)).collect::<Vec<_>>().join(", ")
+}
+
+/// What ends a lease, in a few words: `in 2 h`, `with pid 4055`.
+pub(crate) fn end(lease: &Lease, look: &Look) -> String {
+    let with = match &lease.binding {
+        LeaseBinding::Process { pid: Some(pid), .. } => Some(format!("with pid {pid}")),
+        LeaseBinding::Process { pid: None, .. } => Some("with a process".to_owned()),
+        LeaseBinding::Scope { .. } => Some("with its scope".to_owned()),
+        LeaseBinding::Cgroup { .. } => Some("with its cgroup".to_owned()),
+        LeaseBinding::Job { job, .. } => Some(format!("with job {job}")),
+        LeaseBinding::Time | LeaseBinding::None => None,
+    };
+    match (with, lease.expires_at) {
+        (None, None) => match lease.request.as_ref().and_then(|request| request.duration_s) {
+            // The time begins with the grant.
+            Some(seconds) => format!("after {}", duration(seconds)),
+            None => "on release".to_owned(),
+        },
+        (Some(with), None) => with,
+        (None, Some(at)) => look.ahead(at),
+        (Some(with), Some(at)) => format!("{with}, {} at most", look.ahead(at)),
+    }
+}
+
+fn duration(seconds: u64) -> String {
+    gpush_core::duration::format(std::time::Duration::from_secs(seconds))
+}
+
+/// What keeps a holder and others to their shares, in one sentence.
+pub(crate) fn enforced_by(enforcement: Enforcement) -> &'static str {
+    match enforcement {
+        Enforcement::Hardware => "hardware: MIG separates memory, compute and faults",
+        Enforcement::MpsCeiling => {
+            "ceilings of the MPS daemon, for programs that keep their environment; faults are shared"
+        }
+        Enforcement::Exclusive => "cooperation: gpushd grants no other lease of the GPU, but stops no program",
+        Enforcement::None => "nothing: programs take turns; memory and compute time are not limited",
+    }
+}
+
+/// Place of a waiting lease in the queue: `position 2, behind L12 and op-7`.
+fn place(lease: &Lease, look: &Look) -> Option<String> {
+    let queue = lease.queue.as_ref()?;
+    let behind: Vec<String> = queue.behind.iter().map(|one| look.clean(one)).collect();
+    let behind = match behind.as_slice() {
+        [] => String::new(),
+        [one] => format!(", behind {one}"),
+        [most @ .., last] => format!(", behind {} and {last}", most.join(", ")),
+    };
+    Some(format!("position {}{behind}", queue.position))
+}

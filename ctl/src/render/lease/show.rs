@@ -1,0 +1,113 @@
+//! Everything about a lease.
+
+use gpush_api::{Gpu, Lease, LeaseState, MemberShare, Priority};
+use gpush_core::lease::request;
+
+use super::{end, enforced_by, list::list, place, reason, share, state, target, user};
+use crate::render::{
+    Look,
+    listing::Listing,
+    look::{NOTE, QUIET, STRONG, gib, pad, paint},
+    mps::memory,
+    table::{Align, Narrow, fitted},
+};
+
+/// Columns of the names of facts.
+const NAMES: usize = 12;
+
+/// Blanks before a table of targets.
+const INDENT: usize = 2;
+
+/// `gpushctl lease show`.
+pub(crate) fn show(leases: &[Lease], gpus: &[Gpu], look: &Look) -> Listing {
+    let drawn: Vec<String> = leases.iter().map(|lease| one(lease, gpus, look)).collect();
+    list(leases, gpus, look).drawn(drawn.join("\n"))
+}
+
+/// A lease in full.
+pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
+    let (word, style) = state(lease.state);
+    let (event, at) = match lease.state {
+        LeaseState::Queued | LeaseState::Granting => ("requested ", Some(lease.created_at)),
+        LeaseState::Active => ("granted ", lease.granted_at),
+        LeaseState::Releasing => ("", lease.revocation.as_ref().map(|revocation| revocation.at)),
+        LeaseState::Ended => ("", lease.ended_at),
+    };
+    let since = at.map_or_else(String::new, |at| format!(", {event}{}", look.ago(at)));
+    let why = lease.reason.map_or_else(String::new, |why| format!(": {}", reason(why)));
+    let mut out = format!("{}  {}{why}{since}\n", paint(STRONG, &lease.id.to_string()), paint(style, word));
+    let mut fact = |name: &str, value: &str| out += &self::fact(name, value, look);
+
+    let by = lease.asked_by.as_ref().filter(|by| by.uid != lease.holder.uid);
+    let by = by.map_or_else(String::new, |by| {
+        let name = by.user.as_ref().map_or_else(|| format!("uid {}", by.uid), |user| look.clean(user));
+        format!(", requested by {name}")
+    });
+    fact("holder", &format!("{}{by}", user(&lease.holder, look)));
+    fact("share", &share(lease, look));
+    fact("enforced by", enforced_by(lease.enforcement));
+    if matches!(lease.state, LeaseState::Queued | LeaseState::Granting | LeaseState::Active) {
+        let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", look.clock(at)));
+        fact("ends", &format!("{}{at}", end(lease, look)));
+    }
+    if let Some(request) = &lease.request {
+        let text = request::spec(request);
+        fact("request", if text.is_empty() { "any share" } else { &text });
+    }
+    if let Some(operation) = &lease.operation {
+        fact("operation", &format!("{0}; `gpushctl operation show {0}`", look.clean(operation)));
+    }
+    if let Some(place) = place(lease, look) {
+        fact("queue", &place);
+        lease.queue.iter().flat_map(|queue| &queue.reasons).for_each(|why| fact("", &look.clean(why)));
+    }
+    for (at, what) in lease.waits_for.iter().enumerate() {
+        fact(if at == 0 { "waits for" } else { "" }, &look.clean(what));
+    }
+    if let Some(revocation) = &lease.revocation {
+        let by = revocation.by.user.as_ref().map_or_else(|| format!("uid {}", revocation.by.uid), |u| look.clean(u));
+        let why =
+            if revocation.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&revocation.reason)) };
+        fact("revoked", &format!("by {by} {}{why}", look.ago(revocation.at)));
+        if let Some(at) = revocation.processes_end_at {
+            let text = format!("processes are ended {} ({})", look.ahead(at), look.clock(at));
+            out += &self::fact("", &text, look).replace(&text, &paint(NOTE, &text));
+        }
+    }
+    if !lease.members.is_empty() {
+        out += "\n";
+        out += &members(lease, gpus, look);
+    }
+    out
+}
+
+/// A name and a value, wrapped below itself.
+fn fact(name: &str, value: &str, look: &Look) -> String {
+    let first = format!("  {}", pad(name, NAMES));
+    let lines = look.wrap(&first, value).into_iter().map(|line| match line.strip_prefix(&first) {
+        Some(rest) => format!("{}{rest}\n", paint(QUIET, &first)),
+        None => line + "\n",
+    });
+    lines.collect()
+}
+
+/// The targets with their settings.
+fn members(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
+    let columns = [("TARGET", Align::Left), ("SHARE", Align::Left), ("GIB", Align::Right), ("UUID", Align::Left)];
+    let row = |member: &gpush_api::LeaseMember| {
+        let share = match &member.share {
+            MemberShare::Mig { profile, .. } => look.clean(profile),
+            MemberShare::Mps { percentage, memory_limit_mib, priority } => {
+                let limit = memory_limit_mib.map_or_else(String::new, |limit| format!(", {}", memory(Some(limit))));
+                let priority = if *priority == Priority::Normal { "" } else { ", below-normal" };
+                format!("{percentage}%{limit}{priority}")
+            }
+            MemberShare::Timeslice { replicas } => format!("1 of {replicas} replicas"),
+            MemberShare::Whole => "whole".to_owned(),
+        };
+        vec![target(member, gpus, look), share, gib(member.memory_mib), look.clean(&member.target)]
+    };
+    // A UUID is there to be copied: it is on its own line where there is no room.
+    let rows = lease.members.iter().map(row).collect();
+    fitted(&columns, rows, Narrow { spare: &[], prose: true }, INDENT, look)
+}

@@ -1,0 +1,96 @@
+//! Leases.
+
+use gpush_api::{EndReason, Enforcement, LeaseGrant, LeaseState};
+
+use super::*;
+use crate::render::lease;
+
+/// The GPUs of the fixtures.
+fn host() -> Vec<Gpu> {
+    fixtures::mixed()
+}
+
+#[test]
+fn lease_list_at_every_width() {
+    let (all, gpus) = (fixtures::lease::all(), host());
+    for width in [60, 80, 120] {
+        let look = fixtures::look(width, UTF8);
+        assert_snapshot!(format!("lease-list-{width}"), fits(lease::list(&all, &gpus, &look).text(), &look));
+    }
+    let ascii = fixtures::look(80, Charset::Ascii);
+    assert!(fits(lease::list(&all, &gpus, &ascii).text(), &ascii).is_ascii());
+    let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
+    let listing = lease::list(&all, &gpus, &pipe);
+    assert_eq!(fixtures::plain(listing.text()).lines().count(), all.len() + 1, "one line for each lease");
+    assert_eq!(listing.name_lines().lines().count(), all.len());
+    assert!(listing.csv(true).starts_with("lease,user,state,share,target,ends,detail\nL17,alice,active,mps 25% 8G"));
+    let look = fixtures::look(80, UTF8);
+    assert_eq!(lease::list(&[], &gpus, &look).text(), "No lease.\n");
+}
+
+#[test]
+fn lease_show_of_every_kind_and_state() {
+    let gpus = host();
+    for width in [60, 80, 120] {
+        let look = fixtures::look(width, UTF8);
+        let text = fixtures::plain(lease::show(&fixtures::lease::all(), &gpus, &look).text());
+        // A UUID is there to be copied: it is never cut.
+        for line in text.lines().filter(|line| !line.contains("MIG-") && !line.contains("GPU-")) {
+            assert!(look::width(line) <= width, "{line}");
+        }
+        assert_snapshot!(format!("lease-show-{width}"), text);
+    }
+    let look = fixtures::look(80, UTF8);
+    let without = fixtures::plain(lease::show(&[fixtures::lease::mig()], &[], &look).text());
+    assert!(without.contains("MIG-00070000-aaaa-5bbb-8ccc-0123456789ab"), "without readings: {without}");
+}
+
+#[test]
+fn lease_changes_in_a_line() {
+    let look = fixtures::look(80, UTF8);
+    let gpus = host();
+    let granted = |lease| LeaseGrant { lease, environment: Vec::new(), warnings: Vec::new() };
+    let mut text = fixtures::plain(lease::granted(&granted(fixtures::lease::mps()), &gpus, &look).text());
+    text += "---\n";
+    for one in fixtures::lease::all() {
+        text += &format!("started  {}", lease::started(&one, &look));
+    }
+    text += "---\n";
+    for one in [fixtures::lease::queued(), fixtures::lease::granting()] {
+        text += &lease::waits(&one, &look);
+    }
+    text += "---\n";
+    text += &lease::renewed(&fixtures::lease::mig(), &look);
+    for one in [fixtures::lease::revoked(), fixtures::lease::expired()] {
+        text += &lease::ended(&one, &look);
+    }
+    assert_snapshot!("lease-changes", fixtures::plain(&text));
+}
+
+#[test]
+fn every_word_of_a_lease_is_distinct() {
+    let look = fixtures::look(120, UTF8);
+    let mut texts: Vec<String> = EndReason::ALL
+        .into_iter()
+        .map(|reason| {
+            let one = gpush_api::Lease { reason: Some(reason), ..fixtures::lease::expired() };
+            fixtures::plain(&lease::ended(&one, &look))
+        })
+        .collect();
+    texts.sort();
+    texts.dedup();
+    assert_eq!(texts.len(), EndReason::ALL.len(), "{texts:?}");
+    assert!(LeaseState::ALL.into_iter().all(|state| lease::state(state).0 == state.name()));
+    let held = [Enforcement::Hardware, Enforcement::MpsCeiling, Enforcement::Exclusive, Enforcement::None];
+    assert!(held.into_iter().all(|one| lease::enforced_by(one).split_once(['.', ':', ',', ';']).is_some()));
+}
+
+#[test]
+fn status_shows_the_leases_of_each_gpu() {
+    let mut shown = fixtures::status(host(), false);
+    shown.leases = fixtures::lease::all();
+    for width in [72, 80, 120] {
+        let look = fixtures::look(width, UTF8);
+        assert_snapshot!(format!("status-leases-{width}"), drawn(&shown, false, &look));
+    }
+}

@@ -1,0 +1,100 @@
+//! Every list of gpushctl at 60 and 120 columns.
+
+use gpush_api::{Event, Happening, Resync, ResyncReason, TimesliceState, TimesliceView};
+
+use super::*;
+use crate::render::{audit, devices, events, listing::Listing, mps, processes, timeslice};
+
+/// The lists, by command.
+fn lists(look: &Look) -> Vec<(&'static str, Listing)> {
+    let gpus = fixtures::mixed();
+    let daemons = fixtures::mps::all();
+    let operations =
+        [OperationState::Done, OperationState::Running, OperationState::Failed, OperationState::RolledBack];
+    let mut operations = operations.map(|state| OperationSummary::from(&fixtures::operation(state)));
+    // The last one ended before it began.
+    operations[3].begun = false;
+    let actor = Actor { uid: 1000, user: Some("alice".to_owned()), pid: Some(4123) };
+    let one = Override {
+        uuid: gpus[0].uuid.clone(),
+        gpu: Some(0),
+        rule: Some("training".to_owned()),
+        layout: vec!["7g.80gb".to_owned()],
+        by: actor.clone(),
+        reason: "big run".to_owned(),
+        created_at: look.now - jiff::SignedDuration::from_hours(2),
+        expires_at: Some(look.now + jiff::SignedDuration::from_hours(6)),
+        generation: 4,
+    };
+    let mut sliced = gpus[5].clone();
+    sliced.mode = Mode::Timeslice;
+    sliced.timeslice = Some(TimesliceView {
+        replicas: 4,
+        wanted: TimesliceLevel::Long,
+        state: TimesliceState::Known,
+        level: Some(TimesliceLevel::Long),
+        reason: None,
+        since: Some(look.now - jiff::SignedDuration::from_hours(1)),
+        read_at: Some(look.now - jiff::SignedDuration::from_secs(40)),
+    });
+    let record = gpush_api::AuditRecord {
+        sequence: 1,
+        at: look.now,
+        by: Some(actor),
+        action: "mig.apply".to_owned(),
+        object: "op-3".to_owned(),
+        result: "accepted".to_owned(),
+        detail: serde_json::json!({"reason": "for the workshop"}),
+    };
+    let event = Event {
+        id: "e-7".to_owned(),
+        at: look.now,
+        what: Happening::Resync(Resync { reason: ResyncReason::OtherLife }),
+    };
+    let overridden = Overrides { generation: 4, overrides: vec![one] };
+    vec![
+        ("gpu list", table::gpus(&gpus, look)),
+        ("mig list", devices::list(&gpush_core::devices::list(&gpus, &[], &[]), &gpus, look)),
+        ("mig profiles", profiles::profiles(&gpush_core::preset::gpus("a30x4").unwrap(), look)),
+        ("timeslice list", timeslice::list(&[sliced], look)),
+        ("mps list", mps::list::list(&daemons, &[], look)),
+        ("mps clients", mps::clients::all(&daemons, look)),
+        ("process list", processes::list(&fixtures::mps::processes(), false, look)),
+        ("operation list", table::operations(&operations, look)),
+        ("config overrides", overrides::list(&overridden, look)),
+        ("events", events::list(&[gpush_client::Told::Known(Box::new(event))], &gpus, look)),
+        ("audit", audit::records(&[record], &gpus, look)),
+    ]
+}
+
+#[test]
+fn every_list_is_drawn_at_60_and_120_columns() {
+    for width in [60, 120] {
+        let look = fixtures::look(width, UTF8);
+        let clock = look.clock(look.now);
+        let pages: Vec<String> = lists(&look)
+            .iter()
+            .map(|(command, list)| format!("$ gpushctl {command}\n{}", fixtures::plain(list.text())))
+            .collect();
+        assert_snapshot!(format!("lists-{width}"), pages.join("\n").replace(&clock, "TTTT-TT-TT TT:TT:TT"));
+    }
+}
+
+/// A command that prints a list must be in [`lists`].
+#[test]
+fn no_list_is_without_a_picture() {
+    fn count(directory: &std::path::Path) -> usize {
+        let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+        entries
+            .map(|path| {
+                if path.is_dir() {
+                    count(&path)
+                } else {
+                    std::fs::read_to_string(path).unwrap().matches("out.list(").count()
+                }
+            })
+            .sum()
+    }
+    let commands = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/commands");
+    assert_eq!(count(&commands), lists(&fixtures::look(80, UTF8)).len());
+}

@@ -1,0 +1,177 @@
+//! `gpushctl run` and `gpushctl lease` against a stand-in agent: requests, output, exit statuses.
+
+mod env;
+mod list;
+mod run;
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use gpush_api::{
+    Actor, ApiError, Code, EndReason, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId, LeaseKind, LeaseMember,
+    LeaseQueuePosition, LeaseRequest, LeaseRevocation, LeaseShare, LeaseState, LeaseWait, MemberShare, Mode, Priority,
+};
+use insta::assert_snapshot;
+
+use crate::support::{Agent, Answer, GPUSHCTL, Host, Request};
+
+/// UUID of GPU 0 of the preset host.
+const GPU: &str = "GPU-00000000-0000-0000-0000-000000000000";
+
+/// In the future, so that its age in the output is 0 in each run.
+fn at(second: i64) -> jiff::Timestamp {
+    let start: jiff::Timestamp = "2999-01-01T00:00:00Z".parse().unwrap();
+    start.checked_add(jiff::SignedDuration::from_secs(second)).unwrap()
+}
+
+/// The user who runs the tests.
+fn me() -> u32 {
+    nix::unistd::getuid().as_raw()
+}
+
+/// 25 % of GPU 0, bound to a process.
+fn lease(id: u64, uid: u32) -> Lease {
+    let share = MemberShare::Mps {
+        percentage: "25".parse().unwrap(),
+        memory_limit_mib: "8G".parse().ok(),
+        priority: Priority::Normal,
+    };
+    let member =
+        LeaseMember { target: GPU.to_owned(), gpu: GPU.to_owned(), share, memory_mib: 8192, gpu_memory_mib: 81_920 };
+    Lease {
+        id: LeaseId(id),
+        holder: LeaseHolder { uid, user: Some("alice".to_owned()) },
+        asked_by: Some(Actor { uid, user: Some("alice".to_owned()), pid: Some(4000) }),
+        kind: LeaseKind::Mps,
+        enforcement: LeaseKind::Mps.enforcement(),
+        state: LeaseState::Active,
+        reason: None,
+        request: Some(LeaseRequest::default()),
+        members: vec![member],
+        binding: LeaseBinding::Process { pid: Some(4055), start: Some(1) },
+        operation: None,
+        created_at: at(0),
+        granted_at: Some(at(1)),
+        expires_at: None,
+        ended_at: None,
+        queue: None,
+        waits_for: Vec::new(),
+        revocation: None,
+    }
+}
+
+fn granted(id: u64, uid: u32) -> LeaseGrant {
+    let variables = [
+        ("CUDA_VISIBLE_DEVICES", GPU),
+        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+        ("CUDA_MPS_PIPE_DIRECTORY", "/run/gpush-mps/g5d1b03a2/1"),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=8192M"),
+        ("CUDA_MPS_CLIENT_PRIORITY", "0"),
+        ("GPUSH_LEASE", if id == 17 { "L17" } else { "L18" }),
+    ];
+    let environment = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    LeaseGrant { lease: lease(id, uid), environment, warnings: Vec::new() }
+}
+
+fn gpus() -> Vec<gpush_api::Gpu> {
+    let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
+    gpus.truncate(2);
+    gpus[0].mig = None;
+    (gpus[0].mode, gpus[0].rule, gpus[0].uuid) = (Mode::Mps, Some("shared".to_owned()), GPU.to_owned());
+    gpus
+}
+
+/// A waiting lease of this process.
+fn queued() -> Lease {
+    let queue = LeaseQueuePosition {
+        position: 2,
+        behind: vec!["L16".to_owned(), "op-7".to_owned()],
+        reasons: vec!["10 % of GPU 0 is left".to_owned()],
+    };
+    Lease {
+        state: LeaseState::Queued,
+        members: Vec::new(),
+        granted_at: None,
+        queue: Some(queue),
+        request: Some(LeaseRequest { share: LeaseShare::Whole, count: 2, ..LeaseRequest::default() }),
+        ..lease(19, me())
+    }
+}
+
+fn revoked() -> Lease {
+    let by = Actor { uid: 0, user: Some("root".to_owned()), pid: Some(1) };
+    Lease {
+        state: LeaseState::Releasing,
+        reason: Some(EndReason::Revoked),
+        waits_for: vec!["pid 4055 (alice, python train.py)".to_owned()],
+        revocation: Some(LeaseRevocation { by, reason: "fan".to_owned(), at: at(2), processes_end_at: None }),
+        ..lease(17, me())
+    }
+}
+
+/// The answer for a lease that does not exist.
+fn no_lease(id: &str) -> Answer {
+    let error = ApiError::new(Code::NotFound, format!("there is no lease {id}"));
+    Answer::error(&error.hint("list all leases with `gpushctl lease list`"))
+}
+
+/// An agent with the leases L17 of this user and L18 of another one, which grants every request as L17.
+fn agent(host: &Host) -> Agent {
+    Agent::listen(&host.path("gpushd.sock"), answer)
+}
+
+fn answer(request: &Request) -> Answer {
+    let other = me() + 1;
+    match (request.method.as_str(), request.path.as_str()) {
+        ("POST", "/v1/leases") => Answer::ok(&granted(17, me())),
+        ("GET", "/v1/leases") => Answer::ok(&[lease(17, me()), lease(18, other), queued()]),
+        ("GET", "/v1/leases?ended=1") => {
+            let ended = Lease {
+                state: LeaseState::Ended,
+                reason: Some(EndReason::Expired),
+                ended_at: Some(at(3)),
+                ..lease(9, me())
+            };
+            Answer::ok(&[lease(17, me()), lease(18, other), queued(), ended])
+        }
+        ("GET", "/v1/leases/L17") => Answer::ok(&lease(17, me())),
+        ("GET", "/v1/leases/L18") => Answer::ok(&lease(18, other)),
+        ("GET", "/v1/leases/L19") => Answer::ok(&queued()),
+        ("GET", "/v1/leases/L17/environment") => Answer::ok(&granted(17, me())),
+        // To an administrator.
+        ("GET", "/v1/leases/L18/environment") => Answer::ok(&granted(18, other)),
+        ("POST", "/v1/leases/L17/renew") => {
+            let mut renewed = lease(17, me());
+            renewed.expires_at = Some(jiff::Timestamp::now() + jiff::SignedDuration::from_secs(7230));
+            Answer::ok(&renewed)
+        }
+        ("POST", "/v1/leases/L17/release") => {
+            Answer::ok(&Lease { state: LeaseState::Ended, reason: Some(EndReason::Released), ..lease(17, me()) })
+        }
+        ("POST", "/v1/leases/L17/revoke") => Answer::ok(&revoked()),
+        (_, "/v1/gpus") => Answer::ok(&gpus()),
+        (_, path) => no_lease(path.split('/').nth(3).unwrap_or_default()),
+    }
+}
+
+/// The last request for a lease.
+fn requested(agent: &Agent) -> LeaseRequest {
+    serde_json::from_str(&agent.bodies("/v1/leases").pop().expect("a request")).unwrap()
+}
+
+/// A shell in the host, with its agent.
+fn shell(host: &Host, script: &str) -> Command {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", script]).current_dir(host.dir.path()).env("GPUSH_SOCKET", "gpushd.sock");
+    command.env_remove("GPUSH_LEASE");
+    command
+}
+
+fn stdout(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

@@ -1,0 +1,170 @@
+//! Leases of MIG devices, whole GPUs and time-slice replicas: granted, refused, queued, kept over a crash.
+
+use std::{io::Write, thread};
+
+use gpush_api::{ApiError, Code, EndReason, Lease, LeaseBinding, LeaseGrant, LeaseId, LeaseState, OperationState};
+use gpush_tests::{
+    agent::Agent,
+    host::Host,
+    mps::{lease_becomes, lease_now, release},
+};
+use serde_json::{Value, json};
+
+const WHOLE: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n";
+const MIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
+
+fn two_gpus(config: &str) -> (Host, Agent) {
+    // GPUs without MIG, unless a layout is wanted: with MIG enabled a GPU is not offered as a whole.
+    let model = if config.contains("layout") { "h100-80-sxm" } else { "l4" };
+    let host = Host::up(&format!("[[gpu]]\nmodel = \"{model}\"\ncount = 2\n"));
+    let agent = Agent::start(&host, config);
+    agent.wait_for_layouts_at_start();
+    (host, agent)
+}
+
+fn request(agent: &Agent, body: &Value) -> Result<LeaseGrant, ApiError> {
+    let answer = agent.post("/v1/leases", body);
+    if answer.status >= 400 {
+        return Err(answer.error());
+    }
+    Ok(serde_json::from_value(answer.json()).expect("a lease"))
+}
+
+fn leases(agent: &Agent) -> Vec<Lease> {
+    serde_json::from_value(agent.get("/v1/leases").json()).expect("leases")
+}
+
+fn queued(agent: &Agent) -> Option<Lease> {
+    leases(agent).into_iter().find(|lease| lease.state == LeaseState::Queued && lease.queue.is_some())
+}
+
+#[test]
+fn gang_of_whole_gpus_is_granted_as_a_whole_or_not_at_all() {
+    let (_host, agent) = two_gpus(WHOLE);
+    let whole = |count: u32| request(&agent, &json!({ "share": { "kind": "whole" }, "count": count }));
+    assert_eq!(whole(3).unwrap_err().code, Code::BadRequest, "the host has two");
+    let first = whole(1).expect("a lease");
+    let refused = whole(2).unwrap_err();
+    assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
+    let named = format!("lease {} of", first.lease.id);
+    assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
+    assert_eq!(release(&agent, first.lease.id).state, LeaseState::Ended, "nothing uses it");
+    let both = whole(2).expect("both GPUs");
+    assert_eq!(both.lease.members.len(), 2);
+    let visible = both.environment.iter().find(|(name, _)| name == "CUDA_VISIBLE_DEVICES").expect("devices");
+    assert_eq!(visible.1.split(',').count(), 2);
+    assert_eq!(whole(1).unwrap_err().code, Code::Blocked);
+}
+
+#[test]
+fn replicas_of_a_time_sliced_gpu_are_counted() {
+    let (_host, agent) = two_gpus("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 2 }\n");
+    // The only kind that the host offers.
+    let replica = || request(&agent, &json!({}));
+    let first = replica().expect("a replica");
+    replica().expect("another one");
+    assert_eq!(replica().unwrap_err().code, Code::Blocked);
+    release(&agent, first.lease.id);
+    lease_becomes(&agent, first.lease.id, LeaseState::Ended);
+    replica().expect("the free one");
+}
+
+/// Without leases in plans, an idle leased device was destroyed.
+#[test]
+fn plan_that_takes_a_leased_device_names_the_lease() {
+    let (_host, agent) = two_gpus(MIG);
+    let granted = request(&agent, &json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" } })).expect("one");
+    let id = granted.lease.id;
+    let refused = agent.begin(&["0"], &["7g.80gb"]).unwrap_err();
+    assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
+    let named = format!("lease {id} of");
+    assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
+    let refused = agent.post("/v1/maintenance/enter", &json!({})).error();
+    assert_eq!(refused.code, Code::Blocked, "{refused:?}");
+    assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
+    // An operation that waits begins when the lease has ended.
+    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
+    let waiting = agent.begin_with(&body).expect("it is queued");
+    assert!(!waiting.state.is_final());
+    release(&agent, id);
+    assert_eq!(agent.follow(waiting).state, OperationState::Done);
+    let unknown = request(&agent, &json!({ "share": { "kind": "mig_profile", "profile": "1g.11gb" } })).unwrap_err();
+    assert_eq!(unknown.code, Code::UnknownProfile, "{unknown:?}");
+    assert!(unknown.hint.is_some_and(|hint| hint.contains("1g.10gb")));
+}
+
+#[test]
+fn granted_leases_are_the_same_after_a_crash() {
+    let (host, agent) = two_gpus(WHOLE);
+    let granted = request(&agent, &json!({ "share": { "kind": "whole" }, "duration_s": 3600 })).expect("a lease");
+    let before = leases(&agent);
+    agent.kill();
+    let agent = Agent::start(&host, WHOLE);
+    assert_eq!(leases(&agent), before);
+    assert_eq!(before[0].id, granted.lease.id);
+    assert_eq!(before[0].binding, LeaseBinding::Time);
+    // Its capacity is still taken, and the next number is another one.
+    let other = agent.until("a lease", || request(&agent, &json!({ "share": { "kind": "whole" } })).ok());
+    assert!(other.lease.id > granted.lease.id && other.lease.members[0].gpu != granted.lease.members[0].gpu);
+    let renewed = agent.post(&format!("/v1/leases/{}/renew", granted.lease.id), &json!({ "duration_s": 7200 }));
+    let renewed: Lease = serde_json::from_value(renewed.json()).expect("a lease");
+    assert!(renewed.expires_at > before[0].expires_at);
+}
+
+#[test]
+fn waiting_request_is_granted_in_its_turn() {
+    let (_host, agent) = two_gpus(WHOLE);
+    let both = request(&agent, &json!({ "share": { "kind": "whole" }, "count": 2 })).expect("both");
+    let body = json!({ "share": { "kind": "whole" }, "count": 2, "wait": "unlimited" });
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| request(&agent, &body));
+        let first = agent.until("a queued lease", || queued(&agent));
+        assert_eq!(first.queue.as_ref().map(|queue| queue.position), Some(1), "{first:?}");
+        release(&agent, both.lease.id);
+        let granted = waits.join().expect("a thread").expect("the lease");
+        assert_eq!((granted.lease.id, granted.lease.state), (first.id, LeaseState::Active));
+        assert_eq!(granted.lease.members.len(), 2);
+    });
+    let soon = json!({ "share": { "kind": "whole" }, "wait": { "seconds": 1 } });
+    let late = request(&agent, &soon).unwrap_err();
+    assert_eq!((late.code, late.retryable), (Code::TimedOut, true), "{late:?}");
+    assert_eq!(leases(&agent).len(), 1);
+}
+
+#[test]
+fn request_whose_client_disconnects_leaves_the_queue() {
+    let (_host, agent) = two_gpus(WHOLE);
+    let both = request(&agent, &json!({ "share": { "kind": "whole" }, "count": 2 })).expect("both");
+    let mut connection = agent.connect();
+    let body = json!({ "share": { "kind": "whole" }, "wait": "unlimited" }).to_string();
+    let head = "POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    write!(connection, "{head}content-length: {}\r\n\r\n{body}", body.len()).expect("sent");
+    let waiting = agent.until("a queued lease", || queued(&agent));
+    drop(connection);
+    let ended = lease_becomes(&agent, waiting.id, LeaseState::Ended);
+    assert_eq!(ended.reason, Some(EndReason::Cancelled));
+    release(&agent, both.lease.id);
+    request(&agent, &json!({ "share": { "kind": "whole" }, "count": 2 })).expect("both are free");
+}
+
+#[test]
+fn revoked_lease_ends_its_processes_after_the_notice() {
+    let (host, agent) = two_gpus(WHOLE);
+    let granted = request(&agent, &json!({ "share": { "kind": "whole" }, "selectors": ["0"] })).expect("a lease");
+    let id: LeaseId = granted.lease.id;
+    let process = host.process("--gpu 0");
+    let body = json!({ "reason": "maintenance window", "end": true, "notice_s": 0, "grace_s": 0 });
+    let revoked = agent.post(&format!("/v1/leases/{id}/revoke"), &body);
+    assert_eq!(revoked.status, 200, "{}", String::from_utf8_lossy(&revoked.body));
+    let ended = lease_becomes(&agent, id, LeaseState::Ended);
+    assert_eq!(ended.reason, Some(EndReason::Revoked));
+    assert_eq!(ended.revocation.expect("recorded").reason, "maintenance window");
+    assert!(!std::path::Path::new(&format!("/proc/{process}/stat")).exists() || has_ended(process));
+    assert_eq!(lease_now(&agent, id).state, LeaseState::Ended);
+}
+
+/// Whether a process is a zombie.
+fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
+}

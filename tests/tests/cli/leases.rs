@@ -1,0 +1,240 @@
+//! `gpushctl run` and `gpushctl lease` with the real gpushd.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::process::CommandExt,
+    process::{Child, Command, Stdio},
+};
+
+use gpush_api::{DeviceUse, Lease, LeaseState, MigDevice};
+use gpush_tests::{
+    agent::Agent,
+    host::{Host, program},
+};
+
+use crate::transcript::{self, gpushctl};
+
+const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 2\n";
+
+/// GPU 0 has MIG devices, GPU 1 is leased as a whole.
+const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\n\
+                      [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
+
+fn started() -> (Host, Agent) {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, CONFIG);
+    done(&agent, &["apply", "0,1"]);
+    (host, agent)
+}
+
+/// Runs a command that must succeed, and returns its output.
+fn done(agent: &Agent, args: &[&str]) -> String {
+    let output = gpushctl(agent, args, 100).output().expect("gpushctl");
+    assert!(output.status.success(), "{}", transcript::transcript(args, &output));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Runs a command, and returns its status and output.
+fn run(agent: &Agent, args: &[&str]) -> (i32, String) {
+    let output = gpushctl(agent, args, 100).output().expect("gpushctl");
+    (output.status.code().expect("a status"), transcript::transcript(args, &output))
+}
+
+fn leases(agent: &Agent) -> Vec<Lease> {
+    serde_json::from_str(&done(agent, &["lease", "list", "--json"])).expect("leases")
+}
+
+fn lease(agent: &Agent, id: &str) -> Lease {
+    serde_json::from_str(&done(agent, &["lease", "show", id, "--json"])).expect("a lease")
+}
+
+fn request(agent: &Agent, words: &[&str]) -> String {
+    let id = done(agent, &[&["lease", "request", "-o", "name"], words].concat());
+    id.trim().to_owned()
+}
+
+/// A command that `gpushctl run` became, which ends when its stdin closes.
+struct Held {
+    child: Child,
+    /// The first line that it printed.
+    line: String,
+}
+
+impl Held {
+    fn start(agent: &Agent, words: &[&str]) -> Self {
+        let script = "echo $GPUSH_LEASE $CUDA_VISIBLE_DEVICES; read _";
+        let mut command = gpushctl(agent, &[&["run"], words, &["--", "/bin/sh", "-c", script]].concat(), 100);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("gpushctl");
+        let mut line = String::new();
+        let _ = BufReader::new(child.stdout.take().expect("stdout")).read_line(&mut line);
+        Self { child, line: line.trim().to_owned() }
+    }
+
+    fn end(mut self) {
+        let mut stdin = self.child.stdin.take().expect("stdin");
+        let _ = stdin.write_all(b"\n");
+        assert!(self.child.wait().expect("an end").success());
+    }
+}
+
+#[test]
+fn run_holds_a_mig_device_until_its_command_ends() {
+    let (_host, agent) = started();
+    let held = Held::start(&agent, &["--mig", "1g.10gb"]);
+    let line = held.line.clone();
+    let (id, uuid) = line.split_once(' ').expect("a lease and a device");
+    let devices: Vec<MigDevice> = serde_json::from_str(&done(&agent, &["mig", "list", "--json"])).expect("devices");
+    let granted = devices.iter().find(|one| one.uuid.as_deref() == Some(uuid)).expect("the device");
+    assert_eq!((granted.usage, granted.available), (DeviceUse::Granted, false));
+    assert_eq!(granted.grants[0].id, id);
+    let status = done(&agent, &["status", "0"]);
+    assert!(status.contains(&format!("leases  {id} ")), "{status}");
+    held.end();
+    agent.await_that("the lease has ended", || lease(&agent, id).state == LeaseState::Ended);
+    assert!(leases(&agent).is_empty());
+    assert!(done(&agent, &["lease", "list", "--ended"]).contains(id));
+}
+
+#[test]
+fn run_without_free_capacity_fails_and_waits_when_asked() {
+    let (_host, agent) = started();
+    let held = Held::start(&agent, &["--whole"]);
+    let (code, text) = run(&agent, &["run", "--whole", "--", "true"]);
+    assert_eq!(code, 125, "{text}");
+    let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h"]);
+    assert!(code == 4 && text.contains(held.line.split(' ').next().expect("an id")), "{text}");
+    let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h", "--wait=1"]);
+    assert_eq!(code, 8, "{text}");
+
+    let waiting = gpushctl(&agent, &["run", "--whole", "--wait", "--", "/bin/echo", "granted"], 100)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("gpushctl");
+    agent.await_that("a lease is queued", || leases(&agent).iter().any(|one| one.state == LeaseState::Queued));
+    let queue = done(&agent, &["lease", "list"]);
+    assert!(queue.contains("queued") && queue.contains("position 1"), "{queue}");
+    held.end();
+    let output = waiting.wait_with_output().expect("an end");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "granted\n");
+}
+
+#[test]
+fn killed_waiting_client_leaves_the_queue() {
+    let (_host, agent) = started();
+    let held = Held::start(&agent, &["--whole"]);
+    for words in
+        [&["run", "--whole", "--wait", "--", "true"][..], &["lease", "env", "--whole", "--wait", "--for", "1h"]]
+    {
+        let mut waiting = gpushctl(&agent, words, 100).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it");
+        agent.await_that("a lease is queued", || leases(&agent).iter().any(|one| one.state == LeaseState::Queued));
+        waiting.kill().and_then(|()| waiting.wait()).expect("it ends");
+        agent.await_that("the queue is empty", || leases(&agent).iter().all(|one| one.state != LeaseState::Queued));
+    }
+    held.end();
+}
+
+#[test]
+fn lease_is_entered_shown_renewed_and_ended() {
+    let (_host, agent) = started();
+    let id = request(&agent, &["--mem", "30G", "--for", "1h"]);
+    let first = lease(&agent, &id);
+    assert_eq!(first.state, LeaseState::Active);
+    let entered = done(&agent, &["run", "--lease", &id, "--", "/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]);
+    assert_eq!(entered.trim(), first.members[0].target);
+    let script = format!(
+        "eval \"$({0} lease env {id})\"; {0} run -- /bin/sh -c 'echo $GPUSH_LEASE'; {0} run --whole -- true",
+        program("gpushctl").display()
+    );
+    let output = Command::new("sh").args(["-c", &script]).env("GPUSH_SOCKET", agent.socket()).output().expect("sh");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{id}\n"));
+    assert_eq!(output.status.code(), Some(125), "a request within a lease: {output:?}");
+
+    done(&agent, &["lease", "renew", &id, "--for", "3h"]);
+    assert!(lease(&agent, &id).expires_at > first.expires_at);
+    let shown = done(&agent, &["lease", "show", &id]);
+    for part in ["active, granted", "enforced by", "hardware", "3g.40gb", "ends"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    done(&agent, &["lease", "release", &id]);
+    agent.await_that("the lease has ended", || lease(&agent, &id).state == LeaseState::Ended);
+    let (code, text) = run(&agent, &["run", "--lease", &id, "--", "true"]);
+    assert_eq!(code, 125, "{text}");
+
+    let id = request(&agent, &["--whole", "--for", "1h"]);
+    done(&agent, &["lease", "revoke", &id, "--reason", "new fan"]);
+    agent.await_that("the lease has ended", || lease(&agent, &id).state == LeaseState::Ended);
+    let shown = done(&agent, &["lease", "show", &id]);
+    assert!(shown.contains("ended: revoked") && shown.contains("new fan"), "{shown}");
+}
+
+#[test]
+fn lease_belongs_to_its_holder() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIPPED leases of other users: only root can be several users");
+        return;
+    }
+    let host = Host::up(HOST);
+    let agent = Agent::start_public(&host, CONFIG);
+    done(&agent, &["apply", "0,1"]);
+    let id = request(&agent, &["--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
+    assert_eq!(lease(&agent, &id).holder.uid, 65534);
+    let as_user = |uid: u32, args: &[&str]| {
+        let output = gpushctl(&agent, args, 100).uid(uid).gid(uid).current_dir("/").output().expect("gpushctl");
+        (output.status.code().expect("a status"), transcript::transcript(args, &output))
+    };
+    let (code, text) = as_user(65534, &["run", "--lease", &id, "--", "/bin/sh", "-c", "echo in $GPUSH_LEASE"]);
+    assert!(code == 0 && text.contains(&format!("in {id}\n")), "{text}");
+    for (args, expected) in [
+        (&["run", "--lease", id.as_str(), "--", "true"][..], 125),
+        (&["lease", "env", &id], 5),
+        (&["lease", "release", &id], 5),
+        (&["lease", "renew", &id, "--for", "9h"], 5),
+        (&["lease", "revoke", &id, "--reason", "mine"], 5),
+        (&["lease", "request", "--mig", "1g.10gb", "--for", "1h", "--user", "0"], 5),
+    ] {
+        let (code, text) = as_user(65532, args);
+        assert_eq!(code, expected, "{text}");
+    }
+    // Root is an administrator, and yet no process of root runs in the lease of a user.
+    let (code, text) = run(&agent, &["run", "--lease", &id, "--", "true"]);
+    assert_eq!(code, 125, "{text}");
+    let (_, text) = as_user(65532, &["lease", "list"]);
+    assert!(text.contains(&id) && text.contains("nobody"), "other users see the holder: {text}");
+    assert_eq!(lease(&agent, &id).state, LeaseState::Active);
+}
+
+#[test]
+fn impossible_request_is_refused_with_what_is_possible() {
+    let (_host, agent) = started();
+    for (words, code, part) in [
+        (&["--mig", "2g.30gb"][..], 2, "2g.20gb"),
+        (&["--mem", "500G"], 2, ""),
+        (&["--whole", "--count", "9"], 2, ""),
+        (&["--mps", "25"], 7, ""),
+        (&["--mig", "1g.10gb", "-g", "9"], 2, "9"),
+        (&["--mps", "101"], 2, "101"),
+        (&["--mps", "0"], 2, "`0`"),
+        (&["--for", "99999w"], 2, "52w"),
+        (&[], 2, "--whole"),
+    ] {
+        let words = if words.contains(&"--for") { words.to_vec() } else { [words, &["--for", "1h"]].concat() };
+        let (status, text) = run(&agent, &[&["lease", "request"], words.as_slice()].concat());
+        assert_eq!(status, code, "{text}");
+        assert!(text.contains(part) && text.contains("hint"), "{text}");
+    }
+    assert!(leases(&agent).is_empty());
+}
+
+#[test]
+fn leases_in_the_way_are_named() {
+    let (_host, agent) = started();
+    let id = request(&agent, &["--mig", "1g.10gb", "--for", "1h"]);
+    for args in [&["mig", "apply", "7g.80gb", "-g", "0", "--once"][..], &["gpu", "reset", "0"]] {
+        let (code, text) = run(&agent, args);
+        assert!(code == 4 && text.contains(&id), "{text}");
+    }
+    let (code, text) = run(&agent, &["gpu", "drain", "0", "--timeout", "1s"]);
+    assert!(code == 8 && text.contains(&id), "{text}");
+}

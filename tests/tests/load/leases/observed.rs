@@ -1,0 +1,103 @@
+//! The leases as gpushd shows them. A planted fault falsifies what passes between gpushd and the test.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use gpush_api::{ApiError, Lease, LeaseGrant, LeaseId, LeaseState};
+use gpush_tests::agent::Agent;
+use serde_json::{Value, json};
+
+/// A fault between gpushd and the test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Planted {
+    /// A request that is refused for lack of room gets a target that another lease has.
+    DoubleGrant,
+    /// A release is answered and not carried out.
+    LostRelease,
+    /// A releasing lease is shown as ended while a process runs.
+    FreedEarly,
+}
+
+/// gpushd's answers.
+#[derive(Debug)]
+pub(super) struct Observed {
+    planted: Option<Planted>,
+    /// Leases that exist only in the planted fault.
+    invented: RefCell<Vec<Lease>>,
+}
+
+impl Observed {
+    pub(super) fn new(planted: Option<Planted>) -> Self {
+        Self { planted, invented: RefCell::default() }
+    }
+
+    /// All leases that have not ended.
+    pub(super) fn open(&self, agent: &Agent) -> Vec<Lease> {
+        let answer = agent.get("/v1/leases");
+        assert_eq!(answer.status, 200, "{:?}", answer.error());
+        let mut leases: Vec<Lease> = serde_json::from_value(answer.json()).expect("leases");
+        leases.extend(self.invented.borrow().iter().cloned());
+        if self.planted == Some(Planted::FreedEarly) {
+            leases.retain(|lease| lease.state != LeaseState::Releasing);
+        }
+        leases
+    }
+
+    /// A lease by id, also an ended one.
+    pub(super) fn one(&self, agent: &Agent, id: &str) -> Result<Lease, ApiError> {
+        let answer = agent.get(&format!("/v1/leases/{id}"));
+        if answer.status != 200 {
+            return Err(answer.error());
+        }
+        let mut lease: Lease = serde_json::from_value(answer.json()).expect("a lease");
+        if self.planted == Some(Planted::FreedEarly) && lease.state == LeaseState::Releasing {
+            lease.state = LeaseState::Ended;
+        }
+        Ok(lease)
+    }
+
+    pub(super) fn request(&self, agent: &Agent, body: &Value) -> Result<LeaseGrant, ApiError> {
+        let answer = agent.post("/v1/leases", body);
+        if answer.status == 200 {
+            return Ok(serde_json::from_value(answer.json()).expect("a grant"));
+        }
+        let error = answer.error();
+        if self.planted == Some(Planted::DoubleGrant)
+            && error.retryable
+            && let Some(grant) = self.invent(agent, body)
+        {
+            return Ok(grant);
+        }
+        Err(error)
+    }
+
+    /// Grants a second time what another lease has.
+    fn invent(&self, agent: &Agent, body: &Value) -> Option<LeaseGrant> {
+        let leases = self.open(agent);
+        let kind = &body["share"]["kind"];
+        let same = |lease: &&Lease| kind.as_str().is_some_and(|kind| kind.starts_with(lease.kind.name()));
+        let known: BTreeSet<u64> = leases.iter().map(|lease| lease.id.0).collect();
+        let mut lease = leases.iter().find(same)?.clone();
+        lease.id = LeaseId(known.last()? + 100_000);
+        self.invented.borrow_mut().push(lease.clone());
+        Some(LeaseGrant { lease, environment: Vec::new(), warnings: Vec::new() })
+    }
+
+    /// Releases or revokes a lease.
+    pub(super) fn end(&self, agent: &Agent, id: &str, revoke: bool) -> Result<Lease, ApiError> {
+        if self.planted == Some(Planted::LostRelease) && !revoke {
+            let mut lease = self.one(agent, id)?;
+            lease.state = LeaseState::Ended;
+            return Ok(lease);
+        }
+        let answer = if revoke {
+            agent.post(&format!("/v1/leases/{id}/revoke"), &json!({ "reason": "test" }))
+        } else {
+            agent.post(&format!("/v1/leases/{id}/release"), &json!({}))
+        };
+        if answer.status != 200 {
+            return Err(answer.error());
+        }
+        Ok(serde_json::from_value(answer.json()).expect("a lease"))
+    }
+}

@@ -1,0 +1,371 @@
+//! Leases on MPS targets: granted, used, refused, ended; and who has access to the pipe directory.
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    path::Path,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use gpush_api::{Code, EndReason, LeaseGrant, LeaseState, MpsState};
+use gpush_tests::{
+    agent::Agent,
+    host::Host,
+    mps::{
+        Client, act, base, becomes, controls, daemon, fault, is_open, lease, lease_becomes, lease_for, lease_now,
+        names, parts, reaches, release, request,
+    },
+};
+use nix::unistd::geteuid;
+use serde_json::{Value, json};
+
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
+const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
+
+/// The user `nobody`, and another one.
+const NOBODY: u32 = 65534;
+const OTHER: u32 = 65532;
+
+fn ready(config: &str) -> (Host, Agent) {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, config);
+    reaches(&agent, "0", MpsState::Ready);
+    (host, agent)
+}
+
+/// A host that other users compute on.
+fn public() -> Host {
+    opened(Host::up(HOST))
+}
+
+/// Opens a host's directories to other users.
+pub(crate) fn opened(host: Host) -> Host {
+    // The directory of a test is its own user's otherwise.
+    let around = host.dir().parent().expect("a directory");
+    fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("it can be opened");
+    // Whoever computes on the host notes there that it does.
+    fs::set_permissions(host.dir().join("proc"), fs::Permissions::from_mode(0o777)).expect("it can be opened");
+    host
+}
+
+fn pipe(taken: &LeaseGrant) -> String {
+    taken.environment.iter().find(|(name, _)| name == "CUDA_MPS_PIPE_DIRECTORY").expect("a directory").1.clone()
+}
+
+#[test]
+fn lease_gives_an_environment_and_its_capacity_is_free_after_its_last_client() {
+    let (host, agent) = ready(CONFIG);
+    let body = json!({ "percentage": 25, "memory_limit_mib": 2048, "duration_s": 7200 });
+    let granted = lease(&agent, "0", &body).expect("a lease");
+    let id = granted.lease.id;
+    assert_eq!((granted.lease.state, granted.lease.holder.uid), (LeaseState::Active, geteuid().as_raw()));
+    let names: Vec<&str> = granted.environment.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "CUDA_VISIBLE_DEVICES",
+            "CUDA_DEVICE_ORDER",
+            "CUDA_MPS_PIPE_DIRECTORY",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+            "CUDA_MPS_CLIENT_PRIORITY",
+            "GPUSH_LEASE",
+        ]
+    );
+    assert!(granted.warnings[0].contains("ceilings"), "{granted:?}");
+    let environment = agent.get(&format!("/v1/leases/{id}/environment")).json();
+    assert_eq!(serde_json::from_value::<LeaseGrant>(environment).expect("the same").environment, granted.environment);
+    let client = Client::start(&host, &granted.environment);
+    let seen = becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
+    assert_eq!((seen.leases.len(), seen.granted_percent), (1, 25));
+    assert_eq!(seen.clients[0].lease, Some(id.to_string()));
+    // Released, it keeps its capacity: the next user never meets the client.
+    assert_eq!(release(&agent, id).state, LeaseState::Releasing);
+    let waits = format!("process {} ", client.pid());
+    agent.await_that("what it waits for", || {
+        lease_now(&agent, id).waits_for.iter().any(|sentence| sentence.starts_with(&waits))
+    });
+    let full = lease(&agent, "0", &json!({ "percentage": 80 })).expect_err("the client has a quarter");
+    assert_eq!((full.code, full.retryable), (Code::Blocked, true), "{full:?}");
+    assert!(full.causes.iter().any(|cause| cause.contains(&format!("lease {id} of"))), "{full:?}");
+    let releasing = daemon(&agent, "0");
+    assert_eq!((releasing.leases.len(), releasing.clients.len()), (1, 1));
+    assert!(!is_open(Path::new(&releasing.pipe_directory.expect("a directory"))), "no new client is admitted");
+    assert_eq!(agent.get(&format!("/v1/leases/{id}/environment")).error().code, Code::Conflict);
+    client.end();
+    let ended = lease_becomes(&agent, id, LeaseState::Ended);
+    assert_eq!(ended.reason, Some(EndReason::Released));
+    assert_eq!(release(&agent, id).state, LeaseState::Ended, "releasing it once more is no error");
+    lease(&agent, "0", &json!({ "percentage": 80 })).expect("a lease");
+}
+
+#[test]
+fn lease_exceeding_the_rule_is_refused_and_a_key_gets_one_lease() {
+    let (host, agent) = ready(&format!("{CONFIG}mps = {{ percentage = 60, shares_percent = 100, max_clients = 3 }}\n"));
+    let bad = lease(&agent, "0", &json!({ "percentage": 61 })).unwrap_err();
+    assert_eq!(bad.code, Code::BadRequest, "{bad:?}");
+    for memory in [json!(24 * 1024), json!(u64::MAX), json!(0), json!("1.5G")] {
+        let bad = lease(&agent, "0", &json!({ "memory_limit_mib": memory })).unwrap_err();
+        assert_eq!(bad.code, Code::BadRequest, "{memory}: {bad:?}");
+    }
+    lease(&agent, "0", &json!({ "percentage": 60 })).expect("a lease");
+    let full = lease(&agent, "0", &json!({ "percentage": 40.1 })).unwrap_err();
+    assert_eq!((full.code, full.retryable), (Code::Blocked, true), "{full:?}");
+    lease(&agent, "0", &json!({ "percentage": 39 })).expect("a lease");
+    let keyed = |percentage: f64| {
+        let headers = "content-type: application/json\r\nidempotency-key: once\r\n";
+        let body = request("0", &json!({ "percentage": percentage })).to_string();
+        agent.request("POST", "/v1/leases", headers, body.as_bytes())
+    };
+    let (one, same) = (keyed(1.0), keyed(1.0));
+    assert_eq!(one.json()["lease"], same.json()["lease"], "the same request, sent again");
+    assert_eq!(keyed(0.5).error().code, Code::Conflict, "another one under its key");
+    let most = lease(&agent, "0", &json!({ "percentage": 0.1 })).unwrap_err();
+    assert_eq!(most.code, Code::Blocked, "as many leases as clients: {most:?}");
+    assert_eq!(daemon(&agent, "0").leases.len(), 3);
+    for wrong in [
+        json!({ "duration_s": 0 }),
+        json!({ "duration_s": -1 }),
+        json!({ "duration_s": u64::MAX }),
+        json!({ "process": 4_200_000 }),
+        json!({ "percentage": 0 }),
+        json!({ "percentage": 101 }),
+        json!({ "percents": 1 }),
+        json!({ "count": 2 }),
+    ] {
+        assert_eq!(lease(&agent, "0", &wrong).unwrap_err().code, Code::BadRequest, "{wrong}");
+    }
+    assert_eq!(lease(&agent, "1", &json!({})).unwrap_err().code, Code::NotFound);
+    assert_eq!(daemon(&agent, "0").leases.len(), 3);
+    drop(host);
+}
+
+#[test]
+fn key_sent_for_several_targets_at_once_gets_one_lease() {
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 4\n");
+    let agent = Agent::start(&host, &CONFIG.replace("\"0\"", "\"0-3\""));
+    for target in ["0", "1", "2", "3"] {
+        reaches(&agent, target, MpsState::Ready);
+    }
+    for round in 0..10 {
+        let headers = format!("content-type: application/json\r\nidempotency-key: round-{round}\r\n");
+        let take = |target: usize| {
+            let body = request(&target.to_string(), &json!({ "percentage": 1 })).to_string();
+            agent.request("POST", "/v1/leases", &headers, body.as_bytes()).status
+        };
+        let statuses: Vec<u16> = std::thread::scope(|scope| {
+            let asked: Vec<_> = (0..4).map(|target| scope.spawn(move || take(target))).collect();
+            asked.into_iter().map(|one| one.join().expect("an answer")).collect()
+        });
+        let granted = statuses.iter().filter(|status| **status == 200).count();
+        assert_eq!(granted, 1, "round {round}: {statuses:?}");
+    }
+    let leases: usize = (0..4).map(|target| daemon(&agent, &target.to_string()).leases.len()).sum();
+    assert_eq!(leases, 10);
+}
+
+#[test]
+fn lease_ends_with_its_process_its_time_and_its_boot() {
+    let (host, agent) = ready(CONFIG);
+    let process = host.process("--gpu 0");
+    let of = |body: Value| lease(&agent, "0", &body).expect("a lease").lease.id;
+    let bound = of(json!({ "percentage": 1, "process": process }));
+    let short = of(json!({ "percentage": 2, "duration_s": 1 }));
+    let lasting = of(json!({ "percentage": 3 }));
+    assert_eq!(daemon(&agent, "0").leases.len(), 3);
+    host.end_process(process);
+    assert_eq!(lease_becomes(&agent, bound, LeaseState::Ended).reason, Some(EndReason::Released));
+    assert_eq!(lease_becomes(&agent, short, LeaseState::Ended).reason, Some(EndReason::Expired));
+    let left = daemon(&agent, "0").leases;
+    assert_eq!(left.iter().map(|lease| lease.id).collect::<Vec<_>>(), [lasting]);
+    // Over the agent's end, and not over the host's.
+    agent.kill();
+    let agent = Agent::start(&host, CONFIG);
+    assert_eq!(reaches(&agent, "0", MpsState::Ready).leases, left);
+    agent.stop();
+    host.sim::<&str>("reboot", &[]);
+    for pid in controls(&base(&host)) {
+        assert!(gpush_tests::mps::signal(pid, nix::sys::signal::Signal::SIGKILL));
+    }
+    let agent = Agent::start(&host, CONFIG);
+    assert_eq!(reaches(&agent, "0", MpsState::Ready).leases, []);
+    let ended = lease_now(&agent, lasting);
+    assert_eq!((ended.state, ended.reason), (LeaseState::Ended, Some(EndReason::Rebooted)));
+}
+
+#[test]
+fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own() {
+    if !geteuid().is_root() {
+        println!("SKIPPED users of MPS daemons: only root can ask as another user");
+        return;
+    }
+    let host = public();
+    let agent = Agent::start_public(&host, CONFIG);
+    let first = reaches(&agent, "0", MpsState::Ready);
+    let looks = |uid: u32, dir: &str| {
+        let list = Command::new("ls").arg(dir).uid(uid).gid(uid).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        list.expect("ls").success()
+    };
+    let theirs = lease_for(&agent, NOBODY, "0", &json!({ "percentage": 10 })).expect("a lease");
+    assert!(looks(NOBODY, &pipe(&theirs)) && !looks(OTHER, &pipe(&theirs)), "the access list of the directory");
+    let client = Client::begin(&host, &theirs.environment, Some(NOBODY));
+    let first_line = client.says();
+    assert!(first_line.starts_with("active"), "{first_line} {:?}", agent.get("/v1/mps/0/logs?lines=12").json());
+    let seen = becomes(&agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
+    assert_eq!((seen.uid, seen.clients[0].uid, seen.servers[0].uid), (Some(NOBODY), Some(NOBODY), Some(NOBODY)));
+    // Nothing keeps root out, whose client the daemon lets hang until the others have ended.
+    let waits = Client::begin(&host, &theirs.environment, None);
+    let told = becomes(&agent, "0", "with one that waits", |daemon| !daemon.findings.is_empty());
+    let named = format!("(pid {}, root) waits: a daemon serves one user at a time", waits.pid());
+    assert!(told.findings.iter().any(|finding| finding.contains(&named)), "{:?}", told.findings);
+    agent.wait_for_log("a client waits, for its daemon serves another user");
+    waits.end();
+    becomes(&agent, "0", "with nobody who waits", |daemon| daemon.findings.is_empty());
+    // Another one is told whose it is.
+    let refused = lease_for(&agent, OTHER, "0", &json!({})).unwrap_err();
+    assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
+    let named = format!("lease {} of nobody", theirs.lease.id);
+    assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
+    // Released, and its client still runs.
+    assert_eq!(release(&agent, theirs.lease.id).state, LeaseState::Releasing);
+    assert!(!looks(NOBODY, &pipe(&theirs)), "not admitted any more");
+    let refused = lease_for(&agent, OTHER, "0", &json!({})).unwrap_err();
+    assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
+    assert_eq!(daemon(&agent, "0").pid, first.pid);
+    client.end();
+    lease_becomes(&agent, theirs.lease.id, LeaseState::Ended);
+
+    let others = lease_for(&agent, OTHER, "0", &json!({})).expect("a lease");
+    let second = reaches(&agent, "0", MpsState::Ready);
+    assert_ne!((second.pid, pipe(&others)), (first.pid, pipe(&theirs)));
+    assert!(second.since >= first.since, "another daemon since then: {second:?}");
+    assert_eq!(second.uid, Some(OTHER));
+    assert!(looks(OTHER, &pipe(&others)) && !looks(NOBODY, &pipe(&others)));
+    assert!(!Path::new(&pipe(&theirs)).exists());
+    assert_eq!(controls(&base(&host)), [second.pid.expect("a pid").cast_signed()]);
+    let client = Client::begin(&host, &others.environment, Some(OTHER));
+    assert!(client.says().starts_with("active"));
+    // What the first one kept of its environment leads nowhere.
+    let late = Client::begin(&host, &theirs.environment, Some(NOBODY));
+    assert_eq!(late.says(), "without MPS");
+    late.end();
+    client.end();
+}
+
+#[test]
+fn two_administrators_who_restart_at_a_time_end_no_client() {
+    if !geteuid().is_root() {
+        println!(
+            "SKIPPED clients of restarted MPS daemons: the door is shut to other users than its own, which only root can be"
+        );
+        return;
+    }
+    let host = public();
+    let agent = Agent::start_public(&host, CONFIG);
+    reaches(&agent, "0", MpsState::Ready);
+    let theirs = lease_for(&agent, NOBODY, "0", &json!({ "percentage": 10 })).expect("a lease");
+    let dir = pipe(&theirs);
+    let open = || agent.await_that("the door open", || is_open(Path::new(&dir)));
+    let (over, mut served, mut lost) = (AtomicBool::new(false), 0, Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let rounds = (0..).take_while(|_| !over.load(Ordering::Relaxed));
+                for round in rounds {
+                    let _refused_or_not = act(&agent, "0", "restart", &json!({}));
+                    open();
+                    // Longer and shorter, for clients to come at any time.
+                    (0..round % 12).for_each(|_| drop(daemon(&agent, "0")));
+                }
+            });
+        }
+        for _ in 0..30 {
+            open();
+            // Several: while one keeps an administrator out, the other one's deed is done.
+            let come = [(); 3].map(|()| Client::begin(&host, &theirs.environment, Some(NOBODY)));
+            // Whoever comes while the daemon does not serve runs past it.
+            let mut inside: Vec<Client> = come.into_iter().filter(|one| one.says().starts_with("active")).collect();
+            served += inside.len();
+            if !inside.is_empty() {
+                let answers = [(); 3].map(|()| act(&agent, "0", "restart", &json!({})).status);
+                let stay = inside.iter_mut().all(|client| client.lives() && client.said().is_empty());
+                lost.extend((answers != [409; 3] || !stay).then_some(answers));
+            }
+            inside.into_iter().for_each(Client::end);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    println!("{served} clients");
+    assert!(served > 0 && lost.is_empty(), "{lost:?} of {served}");
+}
+
+#[test]
+fn the_user_of_a_directory_that_was_deleted_is_not_forgotten_with_it() {
+    if !geteuid().is_root() {
+        println!("SKIPPED users of MPS daemons: only root can ask as another user");
+        return;
+    }
+    let host = public();
+    let agent = Agent::start_public(&host, CONFIG);
+    let first = reaches(&agent, "0", MpsState::Ready);
+    let theirs = lease_for(&agent, NOBODY, "0", &json!({ "percentage": 10 })).expect("a lease");
+    // What is left of the daemon may have clients.
+    for function in ["Compute", "Graphics", "MPSCompute"] {
+        host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
+    }
+    agent.kill();
+    fs::remove_dir_all(base(&host).join(&first.target)).expect("it can be deleted");
+    let agent = Agent::start_public(&host, CONFIG);
+    // The share stands while its daemon can't be started yet.
+    becomes(&agent, "0", "waiting for what is left", |daemon| {
+        daemon.state == MpsState::BackingOff && daemon.leases.len() == 1
+    });
+    host.clear_faults();
+    let second = becomes(&agent, "0", "ready", |daemon| daemon.state == MpsState::Ready && daemon.leases.len() == 1);
+    assert_eq!(second.uid, Some(NOBODY), "whose it is, before anybody else may have it");
+    release(&agent, theirs.lease.id);
+    lease_becomes(&agent, theirs.lease.id, LeaseState::Ended);
+    let others = lease_for(&agent, OTHER, "0", &json!({})).expect("a lease");
+    let third = reaches(&agent, "0", MpsState::Ready);
+    assert_eq!(third.uid, Some(OTHER));
+    assert_ne!((third.pid, Some(pipe(&others))), (second.pid, second.pipe_directory));
+}
+
+#[test]
+fn daemon_that_does_not_serve_admits_no_client_and_gets_no_lease() {
+    let (host, agent) = ready(CONFIG);
+    let taken = lease(&agent, "0", &json!({ "percentage": 50 })).expect("a lease");
+    let pipe = daemon(&agent, "0").pipe_directory.expect("a directory");
+    assert!(is_open(Path::new(&pipe)));
+    fault(&host, "slow-start --ms 3000 --times 1");
+    let pid = daemon(&agent, "0").pid.expect("a pid").cast_signed();
+    assert!(gpush_tests::mps::signal(pid, nix::sys::signal::Signal::SIGKILL));
+    reaches(&agent, "0", MpsState::Starting);
+    assert!(!is_open(Path::new(&pipe)), "closed while it starts");
+    let refused = lease(&agent, "0", &json!({ "percentage": 10 })).expect_err("it starts");
+    assert!(refused.retryable && refused.message.contains("its MPS daemon is starting"), "{refused:?}");
+    reaches(&agent, "0", MpsState::Ready);
+    assert!(is_open(Path::new(&pipe)), "the holder is admitted again");
+    let client = Client::start(&host, &taken.environment);
+    assert!(client.first.starts_with("active"), "{}", client.first);
+    client.end();
+    assert_eq!(names(&base(&host)).len(), 3, "one target, the lock, and the logs");
+    assert_eq!(parts(&base(&host)).iter().filter(|part| part.role == gpush_tests::mps::Role::Control).count(), 1);
+}
+
+#[test]
+fn process_of_another_pid_namespace_is_refused_as_a_binding() {
+    let (_host, agent) = ready(CONFIG);
+    let said = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); \
+                body = b'{\"share\": {\"kind\": \"mps\"}, \"process\": 2}'; \
+                s.sendall(b'POST /v1/leases HTTP/1.1\\r\\nhost: x\\r\\ncontent-type: application/json\\r\\n\
+                content-length: %d\\r\\nconnection: close\\r\\n\\r\\n' % len(body) + body); print(s.recv(65536).decode())";
+    let asked =
+        Command::new("unshare").args(["--pid", "--fork", "python3", "-c", said]).arg(agent.socket()).output().ok();
+    match asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).filter(|told| !told.is_empty()) {
+        Some(told) => assert!(told.contains("in another pid namespace"), "{told}"),
+        None => println!("SKIPPED a pid of another namespace: there is no unshare or no python3"),
+    }
+    assert!(daemon(&agent, "0").leases.is_empty());
+}
