@@ -10,7 +10,7 @@ use std::{
 use gpush_api::{ApiError, Code, text};
 use gpush_nvml::RemappedRows;
 use gpush_store::{
-    BootRecord, Bounds, Condition, Intent, LeaseRecord, Lost, MpsTarget, NewAudit, Note, OpenError, Opened,
+    BootRecord, Bounds, Condition, CreatedInstances, Intent, LeaseRecord, Lost, MpsTarget, NewAudit, Note, OpenError, Opened,
     OperationId, Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
 };
 
@@ -40,6 +40,8 @@ pub(crate) struct Remembered {
     pub(crate) overrides: Vec<Override>,
     /// Leases that have not ended.
     pub(crate) leases: Vec<LeaseRecord>,
+    /// Instances that gpushd created on this boot.
+    pub(crate) created: CreatedInstances,
     /// What was made of MPS targets above their rules.
     pub(crate) mps_targets: Vec<MpsTarget>,
     /// Settings made on GPUs that are shared whole.
@@ -132,7 +134,8 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
         let superseded = superseded(view, &unfinished)?;
         let left = (unfinished, superseded);
         let known_since = view.known_since()?.filter(|known| known.boot_id == this_boot).map(|known| known.ticks);
-        let shared = (view.mps_targets()?, view.shared_gpus()?, known_since, view.open_leases()?);
+        let leases = (view.open_leases()?, view.created_instances(&this_boot)?);
+        let shared = (view.mps_targets()?, view.shared_gpus()?, known_since, leases);
         Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), shared))
     });
     // The records of a newer gpushd may be unreadable: then a note reports that, and nothing is taken from
@@ -143,7 +146,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
             Default::default()
         });
     let (unfinished, superseded) = left;
-    let (mps_targets, shared_gpus, known_since, leases) = shared;
+    let (mps_targets, shared_gpus, known_since, (leases, created)) = shared;
     Ok(Remembered {
         store,
         notes,
@@ -153,6 +156,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
         conditions,
         overrides,
         leases,
+        created,
         mps_targets,
         shared_gpus,
         generation,

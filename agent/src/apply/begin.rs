@@ -139,7 +139,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
 }
 
 /// Returns an error while no operation may begin at all.
-fn refuse_now(engine: &Engine) -> Result<(), ApiError> {
+pub(super) fn refuse_now(engine: &Engine) -> Result<(), ApiError> {
     engine.operations.not_stopping(&engine.stopping)?;
     match engine.read_only.clone().or_else(|| engine.operations.closed()) {
         Some(why) => Err(why),
@@ -217,7 +217,7 @@ pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
 }
 
 /// Returns the part of a reading that a rollback needs.
-fn bare(reading: &Reading) -> Option<Mig> {
+pub(super) fn bare(reading: &Reading) -> Option<Mig> {
     let mut mig = reading.mig.clone()?;
     mig.profiles = Arc::default();
     for instance in &mut mig.instances {

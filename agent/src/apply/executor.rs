@@ -16,6 +16,7 @@ use gpush_store::{NewAudit, OperationId, Tx};
 use tokio_util::task::TaskTracker;
 
 use super::{
+    leased::{self, Leased},
     part::Part,
     phases::{Forward, execute},
     rollback,
@@ -24,9 +25,9 @@ use super::{
 use crate::{
     modes::mig::MigMode,
     mps::{self, Mps},
-    operation::{Ongoing, Operations},
+    operation::{EndEffects, Ongoing, Operations},
     overrides,
-    state::{Change, Effect},
+    state::Change,
     timeslice::Timeslice,
 };
 
@@ -73,6 +74,7 @@ impl Executor {
                 // What cannot be taken back is only logged: the operation takes no notes any more.
                 let _failures = executor.close(number, OperationState::Failed).await;
                 executor.operations.abandon(number, error).await;
+                leased::abandon(&executor.mig.state, &executor.services.store, number).await;
                 executor.mps.let_go(&number.to_string());
             }
         });
@@ -119,8 +121,7 @@ impl Executor {
         self.end(ongoing, parts, state, error, Vec::new()).await;
     }
 
-    /// Undoes the brackets that the journal has, before an operation ends in `state`.
-    /// failure.
+    /// Undoes the brackets that the journal has, before an operation ends in `state`. Returns what failed.
     pub(super) async fn close(&self, operation: OperationId, state: OperationState) -> Vec<String> {
         let failures = self.services.take_back(operation, state).await;
         self.services.look_after(operation, state).await;
@@ -171,15 +172,20 @@ impl Executor {
         };
         let shared = if is_done { mps::Lasting::of(&self.mps, &plans) } else { mps::Lasting::default() };
         let recorded = shared.clone();
+        let leased = Leased::of(&self.mig, ongoing.number(), &operation.plans, state).await;
         let also = move |tx: &mut Tx<'_>| {
             recorded.record(tx)?;
             changes.iter().try_for_each(|change| change.record(tx))?;
             tx.audit(audit.clone())?;
-            overrides::settle(tx, &operation, &lasting)
+            let leases = leased.record(tx)?;
+            Ok(EndEffects { overrides: overrides::settle(tx, &operation, &lasting)?, leases })
         };
         shared.take_in(&self.mps);
         let host = self.mig.state.clone();
-        let then = move |effects: &[Effect]| host.override_effects(effects);
+        let then = move |effects: &EndEffects| {
+            host.override_effects(&effects.overrides);
+            host.change_leases(|table| table.settle(&effects.leases));
+        };
         ongoing.end(state, error, Box::new(also), Box::new(then)).await;
         self.mps.let_go(&id);
         self.mig.outside.helpers.forget(&id);

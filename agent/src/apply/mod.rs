@@ -21,6 +21,8 @@
 //! | `rollback` | the previous layout on all GPUs |
 //! | `back` | the previous layout on one GPU |
 //! | `recover` | operations that an earlier gpushd left unfinished |
+//! | `grant` | operations of dynamic grants |
+//! | `leased` | what the end of an operation means for leases |
 //! | `interrupted` | explanations of what became of one |
 //! | `course` | what recovery does with one, from the facts alone |
 //!
@@ -31,7 +33,9 @@ mod begin;
 mod course;
 mod engine;
 mod executor;
+mod grant;
 mod interrupted;
+mod leased;
 mod part;
 mod phases;
 mod planner;
@@ -44,6 +48,7 @@ pub(crate) use self::{
     begin::{Order, begin},
     engine::{Engine, EngineHandles},
     executor::Executor,
+    grant::{Creation, GRANT},
     part::Part,
     planner::Planner,
     recover::Recovery,

@@ -11,7 +11,7 @@ use gpush_store::{NewAudit, StoreError, Tx};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    Leases,
+    Leases, dynamic,
     grant::end,
     life::{self, GRACE},
     queue, show,
@@ -110,7 +110,11 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
                 Err(error) => return Err(error.into()),
             }
         }
-        LeaseState::Granting | LeaseState::Releasing | LeaseState::Ended => {}
+        LeaseState::Granting => {
+            life::apply(leases, id, Event::Released);
+            dynamic::cancel(leases, caller, &lease.record).await?;
+        }
+        LeaseState::Releasing | LeaseState::Ended => {}
     }
     settled(leases, caller, &lease).await
 }
@@ -206,7 +210,8 @@ pub(crate) async fn revoke(
         Err(ended) => return ended,
     };
     let id = lease.id();
-    let end = request.end.then(|| EndProcesses {
+    let ends = request.end || life::rule_ends_processes(leases, &lease.record);
+    let end = ends.then(|| EndProcesses {
         notice: request.notice_s.map_or(NOTICE, Duration::from_secs),
         grace: request.grace_s.map_or(GRACE, Duration::from_secs),
     });
@@ -214,11 +219,16 @@ pub(crate) async fn revoke(
         queue::cancel(leases, id, EndReason::Revoked).await;
         return show::one(leases, caller.viewer, text).await;
     }
+    if lease.state.name() == LeaseState::Granting {
+        life::apply(leases, id, Event::Revoked(None));
+        dynamic::cancel(leases, caller, &lease.record).await?;
+        return settled(leases, caller, &lease).await;
+    }
     let user = leases.handles.users.user(caller.peer.uid).await;
     let at = Timestamp::now();
     let processes_end_at = end.and_then(|end| at.checked_add(SignedDuration::try_from(end.notice).ok()?).ok());
     let revocation = LeaseRevocation { by: caller.actor(user.clone()), reason: words.clone(), at, processes_end_at };
-    let detail = serde_json::json!({ "reason": words, "end": request.end, "processes_end_at": processes_end_at });
+    let detail = serde_json::json!({ "reason": words, "end": ends, "processes_end_at": processes_end_at });
     let mut also = also(caller, user, key, "lease.revoke", id.to_string(), detail);
     let written = leases.handles.store.write_ending(move |tx| {
         let record = tx.revoke_lease(id, revocation.clone())?;

@@ -1,4 +1,4 @@
-//! Grants of targets that exist: placed and reserved under the placement lock, then committed.
+//! Grants: placed and reserved under the placement lock, then committed; `dynamic` has those that create MIG devices.
 //!
 //! ```text
 //! resolve ─► [placement lock: host, quota, place, reserve] ─► admission to MPS ─► commit ─► open ─► answer
@@ -27,6 +27,7 @@ use tokio::{
 
 use super::{
     Leases,
+    dynamic::{self, Missing},
     offers::{self, gpus_of},
     queue,
     request::{Resolved, resolve},
@@ -144,7 +145,9 @@ pub(super) enum NotReserved {
 pub(super) struct Reserved {
     id: ReservationId,
     members: Vec<LeaseMember>,
-    /// Operations on the GPUs begin after it.
+    /// What must be created first.
+    missing: Option<Missing>,
+    /// Operations on the other GPUs begin after it.
     _grants: Vec<Grant>,
 }
 
@@ -178,10 +181,27 @@ pub(super) fn take(
     let size = quota::Size::of(&members);
     quota::check_size(&resolved.quota, &held(table, resolved.wanted.holder), size)
         .map_err(|denial| refused(ApiError::from(&denial)))?;
-    let Ok(grants) = leases.handles.lanes.begin_grant(&gpus_of(&members)) else { return Ok(None) };
+    let created = assignment.creates();
+    if !created.is_empty()
+        && let Some(why) = leases.handles.engine.operations.closed()
+    {
+        return Err(refused(why));
+    }
+    let (lanes, mut others) = (&leases.handles.lanes, gpus_of(&members));
+    let claimed: Vec<(u32, String)> =
+        gpus.iter().filter(|gpu| created.contains(&gpu.index)).map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
+    others.retain(|uuid| claimed.iter().all(|(_, claimed)| claimed != uuid));
+    let Ok(grants) = lanes.begin_grant(&others) else { return Ok(None) };
+    let missing = match claimed.is_empty() {
+        true => None,
+        false => match lanes.claim(&claimed) {
+            Ok(claim) => Some(Missing { assignment: assignment.clone(), claim }),
+            Err(_) => return Ok(None),
+        },
+    };
     let reservation = Reservation { holder: resolved.wanted.holder, members: members.clone() };
     let id = leases.handles.state.change_leases(|table| table.reserve(reservation));
-    Ok(Some(Reserved { id, members, _grants: grants }))
+    Ok(Some(Reserved { id, members, missing, _grants: grants }))
 }
 
 /// Checks the limits of the holder that do not depend on the assignment.
@@ -220,12 +240,27 @@ pub(super) async fn commit(
     reserved: Reserved,
     key: Option<Key>,
 ) -> Result<LeaseGrant, ApiError> {
-    let Reserved { id: reservation, members, _grants } = reserved;
+    let Reserved { id: reservation, members, missing, _grants } = reserved;
     let free = || async {
         leases.handles.state.change_leases(|table| table.reserved.remove(&reservation));
         mps::admit(&leases.handles.mps, &members).await;
         leases.capacity_freed();
     };
+    if let Some(missing) = missing {
+        let begun = match dynamic::begin(leases, source, request, members, missing, key).await {
+            Ok(begun) => begun,
+            Err(error) => {
+                free().await;
+                return Err(error);
+            }
+        };
+        leases.handles.state.change_leases(|table| {
+            table.reserved.remove(&reservation);
+            table.put(begun.record.clone());
+        });
+        tracing::info!(uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
+        return begun.finish(leases, viewer).await;
+    }
     // First: clients of another user may be connected, and then nothing must be recorded.
     if let Err(error) = mps::prepare(&leases.handles.mps, &members).await {
         free().await;

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{EndReason, GpuState, LeaseBinding, LeaseId, LeaseState};
+use gpush_api::{AtLeaseEnd, EndReason, GpuState, LeaseBinding, LeaseId, LeaseMember, LeaseState};
 use gpush_core::lease::machine::{self, Effect, EndProcesses, Event};
 use gpush_host::{
     pidfd::{AsyncPidFd, PidFd},
@@ -79,7 +79,8 @@ async fn take_over(leases: &Leases) {
                 watch(leases, lease.id());
             }
             // The recovery of its operation decides.
-            LeaseState::Granting | LeaseState::Ended => {}
+            LeaseState::Granting => watch(leases, lease.id()),
+            LeaseState::Ended => {}
         }
     }
 }
@@ -149,10 +150,24 @@ async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
                 () = changed.notified() => {}
             },
             LeaseState::Releasing => return finish(leases, id, changed).await,
-            LeaseState::Queued | LeaseState::Granting => changed.notified().await,
+            LeaseState::Granting => {
+                operation_ends(leases, id).await;
+                // It has an end time now, or its capacity is free.
+                leases.ends_changed.notify_one();
+                leases.capacity_freed();
+            }
+            LeaseState::Queued => changed.notified().await,
             LeaseState::Ended => return,
         }
     }
+}
+
+/// Waits until the operation that creates the devices of a lease has ended.
+async fn operation_ends(leases: &Leases, id: LeaseId) {
+    let mut snapshots = leases.handles.state.watch();
+    let granting = |lease: &OpenLease| lease.state.name() == LeaseState::Granting;
+    // The sender lives as long as the state.
+    let _ended = snapshots.wait_for(|host| !host.leases.open.get(&id).is_some_and(granting)).await.is_ok();
 }
 
 /// Waits until the process that a lease is bound to has ended; for ever when it is bound to none.
@@ -177,11 +192,22 @@ async fn bound_process_ends(lease: &OpenLease) {
     }
 }
 
+/// Whether a rule of one of its GPUs says that the processes of a lease end with it.
+pub(super) fn rule_ends_processes(leases: &Leases, record: &LeaseRecord) -> bool {
+    let host = leases.handles.state.now();
+    let terms = |member: &LeaseMember| host.config.rules.get(host.gpu(&member.gpu)?.rule?)?.lease;
+    record.members.iter().filter_map(terms).any(|terms| terms.at_end == AtLeaseEnd::End)
+}
+
 /// Brings a releasing lease to its end.
 async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
     let mut pause = PROBE.0;
     loop {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
+        if lease.state.reason() == Some(EndReason::Expired) && rule_ends_processes(leases, &lease.record) {
+            // The holder knew the end. Repeated, it changes nothing.
+            apply(leases, id, Event::Expired(Some(EndProcesses { notice: Duration::ZERO, grace: GRACE })));
+        }
         let left = processes::left(leases, &lease).await;
         let mut effects = apply(leases, id, Event::Probed(left.remaining));
         while let Some(reason) = effects.iter().find_map(recorded_end) {
@@ -375,9 +401,34 @@ async fn lost(leases: Leases) {
             tracing::warn!("lease {id}: its GPU or MIG device is gone");
             begin_end(&leases, id, Event::GpuLost).await;
         }
+        forget_gone(&leases, &host).await;
         tokio::select! {
             () = leases.handles.stopping.cancelled() => return,
             changed = snapshots.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Forgets instances that gpushd created and that are gone: another program may create one in the same place.
+async fn forget_gone(leases: &Leases, host: &crate::state::HostState) {
+    for (gpu, created) in &host.leases.created {
+        let Some(snapshot) = host.gpu(gpu) else { continue };
+        let is_read = matches!(snapshot.gpu.state, GpuState::Ready | GpuState::Cordoned | GpuState::Degraded);
+        if !is_read || snapshot.gpu.stale || snapshot.is_unread() {
+            continue;
+        }
+        let instances = snapshot.gpu.mig.iter().flat_map(|mig| &mig.instances);
+        let present: BTreeSet<_> = instances.map(|instance| instance.placement).collect();
+        let left: BTreeSet<_> = created.intersection(&present).copied().collect();
+        if left == *created {
+            continue;
+        }
+        let (uuid, recorded) = (gpu.clone(), left.clone());
+        let written = leases.handles.store.write_ending(move |tx| tx.set_created_instances(&uuid, recorded.clone()));
+        match written.await {
+            Ok(()) => leases.handles.state.change_leases(|table| drop(table.created.insert(gpu.clone(), left))),
+            // It is tried again at the next change.
+            Err(error) => tracing::warn!("cannot record which MIG devices of GPU {gpu} are gone: {error}"),
         }
     }
 }

@@ -19,6 +19,7 @@
 //! | `request` | what a request means on this host: holder, share, GPUs, binding |
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
 //! | `grant` | placing, reserving, committing |
+//! | `dynamic` | grants that create MIG devices |
 //! | `queue` | requests that wait |
 //! | `change` | release, renewal, revocation |
 //! | `life` | the end of a lease: bindings, expiry, processes that are left |
@@ -26,6 +27,7 @@
 //! | `show` | leases as the API shows them |
 
 mod change;
+mod dynamic;
 mod grant;
 mod life;
 mod offers;
@@ -48,6 +50,7 @@ use tokio::sync::Notify;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    apply::Engine,
     idempotency::Idempotency,
     lanes::{Lanes, Ticket},
     mps::Mps,
@@ -70,6 +73,8 @@ pub(crate) struct Handles {
     pub(crate) readings: Readings,
     /// The order of arrival, and which GPUs operations have claimed.
     pub(crate) lanes: Lanes,
+    /// Operations that create MIG devices.
+    pub(crate) engine: Engine,
     /// Admission to MPS targets, and their clients.
     pub(crate) mps: Mps,
     /// Records of leases.

@@ -1,6 +1,6 @@
 //! What the GPUs offer now, from one snapshot, and the members of an assignment.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use gpush_api::{ApiError, Gpu, LeaseMember, LeaseRequest, LeaseShare, MemberShare, MpsSettings};
 use gpush_core::lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib};
@@ -22,7 +22,7 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
         claimed: &leases.handles.lanes.claimed(),
         daemons: &daemons,
         users: &users,
-        dynamic: &BTreeMap::new(),
+        created: &table.created,
     });
     // A rule may want several users where the driver serves one.
     for (target, user) in mps::single_users(&leases.handles.mps, table) {
@@ -56,10 +56,13 @@ pub(super) fn members(
         let (target, share, memory_mib) = match member {
             Member::Device { uuid, .. } => {
                 let (profile, memory) = device(gpu, uuid);
-                (uuid.clone(), MemberShare::Mig { profile, generation: 0 }, memory)
+                (uuid.clone(), MemberShare::Mig { profile }, memory)
             }
-            // The operation that creates the instance reads its UUID.
-            Member::Create { .. } => continue,
+            // The operation that creates the instance reads its UUID and its memory.
+            Member::Create { profile_id, .. } => {
+                let (profile, memory) = to_create(offered, gpu.index, *profile_id);
+                (String::new(), MemberShare::Mig { profile }, memory)
+            }
             Member::Mps { target, percentage, .. } => {
                 let asked = match &request.share {
                     LeaseShare::Mps { memory_limit_mib, priority, .. } => (*memory_limit_mib, *priority),
@@ -83,6 +86,14 @@ pub(super) fn members(
         members.push(LeaseMember { target, gpu: gpu.uuid.clone(), share, memory_mib, gpu_memory_mib: total });
     }
     Ok(members)
+}
+
+/// Profile and nominal memory of the device of a GPU instance that is to be created.
+fn to_create(offered: &Host, index: u32, profile_id: u32) -> (String, u64) {
+    let mig = offered.gpus.iter().find(|gpu| gpu.index == index).and_then(|gpu| gpu.mig.as_ref());
+    let Some(profile) = mig.and_then(|mig| mig.geometry.profile(profile_id)) else { return (String::new(), 0) };
+    let device = profile.whole().map_or(&profile.profile.name, |compute| &compute.profile.name);
+    (device.clone(), nominal_mib(&profile.profile.name).unwrap_or_default())
 }
 
 /// Profile and memory of a MIG device.

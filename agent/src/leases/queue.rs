@@ -13,7 +13,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code, EndReason, Gpu, LeaseGrant, LeaseId, LeaseQueuePosition, LeaseWait};
+use gpush_api::{ApiError, Code, EndReason, Gpu, LeaseGrant, LeaseId, LeaseQueuePosition, LeaseState, LeaseWait};
 use gpush_core::lease::{
     placement::{Assignment, Host, Member, NoAssignment},
     queue::{self as order, Outcome, Takes},
@@ -363,9 +363,24 @@ fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
 
 /// Commits the grant of a request that has waited.
 async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
-    let Waiting { id, resolved, viewer, key, place, reply, _lock, .. } = waiting;
-    let request = resolved.new.request.clone();
+    let (id, viewer, key) = (waiting.id, waiting.viewer, waiting.key.clone());
+    let request = waiting.resolved.new.request.clone();
     let granted = grant::commit(leases, viewer, LeaseSource::Queued(id), &request, reserved, key).await;
+    let is_queued =
+        leases.handles.state.leases().open.get(&id).is_some_and(|lease| lease.state.name() == LeaseState::Queued);
+    if let Err(error) = &granted
+        && error.retryable
+        && is_queued
+    {
+        // The GPU has changed since it was placed, or cannot be read for a moment.
+        tracing::info!("lease {id} waits again: {error}");
+        if leases.handles.stopping.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_some() {
+            leases.waiting().insert(waiting.place.ticket(), waiting);
+            leases.queue_changed.notify_one();
+            return;
+        }
+    }
+    let Waiting { place, reply, _lock, .. } = waiting;
     drop(place);
     match granted {
         Ok(granted) => {

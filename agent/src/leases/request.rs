@@ -1,8 +1,8 @@
 //! What a request means on this host: who holds the lease, which share, on which GPUs, bound to what.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest};
+use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, LeaseOwner, LeaseRequest};
 use gpush_core::{
     lease::{
         placement::{GpuOffer, Host, Wanted, WantedShare},
@@ -19,7 +19,7 @@ use super::Leases;
 use crate::{
     caller::Caller,
     mps,
-    state::{HostState, OpenLease},
+    state::{GpuSnapshot, HostState, OpenLease},
 };
 
 /// A request that was checked against this host.
@@ -47,7 +47,7 @@ pub(super) async fn resolve(
 ) -> Result<Resolved, ApiError> {
     request::check(&request)?;
     let holder = holder(caller, request.holder)?;
-    let selected = selected(host, &request)?;
+    let selected = for_caller(caller, host, selected(host, &request)?)?;
     let share = match WantedShare::of(&request.share) {
         Some(share) => share,
         None => {
@@ -99,6 +99,34 @@ fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<
     let texts: Vec<&str> = request.gpus.iter().map(String::as_str).collect();
     let positions = host.positions(&texts)?;
     Ok(Some(positions.into_iter().map(|at| host.gpus[at].gpu.index).collect()))
+}
+
+/// Leaves out the GPUs that only Slurm's hooks may lease, which ask as root.
+///
+/// # Errors
+/// When no other GPU is left.
+fn for_caller(
+    caller: &Caller,
+    host: &HostState,
+    selected: Option<BTreeSet<u32>>,
+) -> Result<Option<BTreeSet<u32>>, ApiError> {
+    let is_slurms = |gpu: &&Arc<GpuSnapshot>| {
+        let terms = gpu.rule.and_then(|rule| host.config.rules.get(rule)?.lease);
+        terms.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
+    };
+    let slurms: BTreeSet<u32> = host.gpus.iter().filter(is_slurms).map(|gpu| gpu.gpu.index).collect();
+    if caller.viewer.is_admin() || slurms.is_empty() {
+        return Ok(selected);
+    }
+    let all = || host.gpus.iter().map(|gpu| gpu.gpu.index).collect();
+    let mut left = selected.unwrap_or_else(all);
+    let were_there = !left.is_empty();
+    left.retain(|index| !slurms.contains(index));
+    if left.is_empty() && were_there {
+        let error = ApiError::new(Code::Denied, "these GPUs are leased to Slurm jobs only");
+        return Err(error.hint("submit a job with `sbatch` or `srun`; see the GPUs of others with `gpushctl gpu list`"));
+    }
+    Ok(Some(left))
 }
 
 /// Finds the UUID of the MPS target or MIG device that a text names.
@@ -166,10 +194,16 @@ async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>
     let known: Vec<Gpu> = leases.handles.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
     let quotas = config.quotas(&known);
     let mut groups = Vec::new();
+    let has_groups = quotas.iter().any(|quota| matches!(quota.subject, quota::Subject::Group(_)));
+    let gids = match holder == caller.peer.uid {
+        true => caller.peer.groups.clone(),
+        // The groups of another user are those that the name service lists.
+        false if has_groups => leases.handles.users.groups_of(holder).await.unwrap_or_default(),
+        false => Vec::new(),
+    };
     for quota in &quotas {
         if let quota::Subject::Group(group) = &quota.subject
-            && holder == caller.peer.uid
-            && leases.handles.users.is_in_one_of(&caller.peer.groups, std::slice::from_ref(group)).await
+            && leases.handles.users.is_in_one_of(&gids, std::slice::from_ref(group)).await
         {
             groups.push(group.clone());
         }

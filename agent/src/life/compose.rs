@@ -98,6 +98,7 @@ pub(super) fn compose(
         conditions,
         overrides,
         leases,
+        created,
         mps_targets,
         shared_gpus,
         generation,
@@ -120,6 +121,7 @@ pub(super) fn compose(
         lost,
         known_since,
         leases,
+        created,
     };
     let state = State::new(store.clone(), Events::new(store.instance()), initial);
     mps_targets.iter().for_each(|target| state.share(&target.target, target.in_force.is_some()));
@@ -227,6 +229,7 @@ pub(super) fn compose(
         state: state.clone(),
         readings: readings.clone(),
         lanes: lanes.clone(),
+        engine: Arc::clone(&engine),
         mps: mps.clone(),
         store: store.clone(),
         users: users.clone(),

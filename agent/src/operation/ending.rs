@@ -23,16 +23,25 @@ use gpush_store::{OperationId, StoreError, Tx};
 use tokio::sync::Mutex;
 
 use super::Operations;
-use crate::state::Effect;
+use crate::state::{Effect, Settled};
 
 /// Pause between two attempts to record an end: the first, and the longest.
 const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// What is recorded together with an end. It may be called more than once, but takes effect once.
-pub(crate) type Also = Box<dyn FnMut(&mut Tx<'_>) -> Result<Vec<Effect>, StoreError> + Send>;
+pub(crate) type Also = Box<dyn FnMut(&mut Tx<'_>) -> Result<EndEffects, StoreError> + Send>;
 
 /// Shows what was recorded together with an end.
-pub(crate) type Then = Box<dyn FnOnce(&[Effect]) + Send + Sync>;
+pub(crate) type Then = Box<dyn FnOnce(&EndEffects) + Send + Sync>;
+
+/// What was recorded together with an end.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct EndEffects {
+    /// Changes of overrides.
+    pub(crate) overrides: Vec<Effect>,
+    /// Changes of leases.
+    pub(crate) leases: Settled,
+}
 
 /// The ends that could not be recorded so far, oldest first.
 pub(super) type Unrecorded = Mutex<Vec<Ending>>;
@@ -54,7 +63,7 @@ impl fmt::Debug for Ending {
 
 impl Operations {
     /// Records an end. Returns what was recorded with it, and the revision of the record.
-    pub(super) async fn record_end(&self, ending: &Ending) -> Result<(Vec<Effect>, u64), StoreError> {
+    pub(super) async fn record_end(&self, ending: &Ending) -> Result<(EndEffects, u64), StoreError> {
         let (id, state, error, also) = (ending.id, ending.state, ending.error.clone(), ending.also.clone());
         let watch = self.live().get(&id).map(|live| live.watch.clone());
         let written = self.store().write_ending(move |tx| {
@@ -173,7 +182,7 @@ mod tests {
             }
             let (action, object, result) = ("mig.apply".to_owned(), "op-1".to_owned(), "done".to_owned());
             tx.audit(NewAudit { by: None, action, object, result, detail: serde_json::Value::Null })?;
-            Ok(Vec::new())
+            Ok(EndEffects::default())
         })
     }
 

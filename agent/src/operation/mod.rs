@@ -32,7 +32,7 @@ use gpush_store::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::{naming::once as named_once, ongoing::Ongoing, wire::id};
+pub(crate) use self::{ending::EndEffects, naming::once as named_once, ongoing::Ongoing, wire::id};
 use crate::{
     idempotency::Key,
     lanes::{Claim, Lanes},

@@ -16,10 +16,10 @@ use std::{
 
 use gpush_api::{
     Gpu, Happening, Lease, LeaseChange, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState, LeaseUse, MemberShare,
-    Process, ProcessKind,
+    Placement, Process, ProcessKind,
 };
 use gpush_core::lease::machine;
-use gpush_store::LeaseRecord;
+use gpush_store::{CreatedInstances, LeaseRecord, OperationId};
 use jiff::Timestamp;
 
 use super::{State, Touched};
@@ -154,6 +154,15 @@ pub(crate) struct Reservation {
     pub(crate) members: Vec<LeaseMember>,
 }
 
+/// What the end of an operation recorded about leases.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Settled {
+    /// The lease whose MIG devices it created: active, or ended.
+    pub(crate) lease: Option<LeaseRecord>,
+    /// Instances that gpushd has created, by UUID of the GPU, where that has changed.
+    pub(crate) created: Vec<(String, BTreeSet<Placement>)>,
+}
+
 /// Number of a [`Reservation`] within this life of gpushd.
 pub(crate) type ReservationId = u64;
 
@@ -164,14 +173,16 @@ pub(crate) struct LeaseTable {
     pub(crate) open: BTreeMap<LeaseId, OpenLease>,
     /// Grants that are being recorded.
     pub(crate) reserved: BTreeMap<ReservationId, Reservation>,
+    /// Instances that gpushd created. Leases destroy no others.
+    pub(crate) created: CreatedInstances,
     next: ReservationId,
 }
 
 impl LeaseTable {
-    /// The leases of an earlier process, from their records.
-    pub(crate) fn new(recorded: Vec<LeaseRecord>) -> Self {
+    /// The leases of an earlier process, from their records, and the instances that gpushd created.
+    pub(crate) fn new(recorded: Vec<LeaseRecord>, created: CreatedInstances) -> Self {
         let open = recorded.into_iter().map(|record| (record.id, OpenLease::new(record))).collect();
-        Self { open, ..Self::default() }
+        Self { open, created, ..Self::default() }
     }
 
     /// Members that occupy capacity, each with the uid of its holder.
@@ -247,6 +258,30 @@ impl LeaseTable {
         self.next += 1;
         self.reserved.insert(self.next, reservation);
         self.next
+    }
+
+    /// The lease whose MIG devices an operation creates.
+    pub(crate) fn granting(&self, operation: OperationId) -> Option<&OpenLease> {
+        let is_its = |lease: &&OpenLease| lease.record.operation == Some(operation);
+        self.open.values().filter(is_its).find(|lease| lease.state.name() == LeaseState::Granting)
+    }
+
+    /// Shows what the end of an operation recorded.
+    pub(crate) fn settle(&mut self, settled: &Settled) {
+        for (gpu, placements) in &settled.created {
+            self.created.insert(gpu.clone(), placements.clone());
+        }
+        let Some(record) = &settled.lease else { return };
+        let Some(lease) = self.open.get_mut(&record.id) else { return };
+        let event = match record.state {
+            LeaseState::Active => machine::Event::Committed,
+            LeaseState::Queued | LeaseState::Granting | LeaseState::Releasing | LeaseState::Ended => {
+                machine::Event::OperationFailed
+            }
+        };
+        // Neither event depends on the time.
+        (lease.state, _) = machine::step(lease.state, event, machine::Instant::ZERO);
+        lease.set_record(record.clone());
     }
 
     /// Adds a recorded lease, or replaces its record. An active lease has a deadline from its end time.

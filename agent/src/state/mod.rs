@@ -55,7 +55,7 @@ use std::{
 use gpush_api::{Happening, Maintenance, TimesliceView};
 use gpush_core::config::Config;
 use gpush_nvml::{Listed, Reading, RemappedRows};
-use gpush_store::{ConditionKind, LeaseRecord, Lost, NewAudit, NewCondition, Override, Scope, Store};
+use gpush_store::{ConditionKind, CreatedInstances, LeaseRecord, Lost, NewAudit, NewCondition, Override, Scope, Store};
 use jiff::Timestamp;
 use tokio::sync::watch;
 
@@ -66,7 +66,7 @@ pub(crate) use self::{
     gpu::{GpuSnapshot, is_managed},
     host::HostState,
     known::Holder,
-    leases::{LeaseTable, OpenLease, Reservation, ReservationId},
+    leases::{LeaseTable, OpenLease, Reservation, ReservationId, Settled},
     overrides::{Effect, Overrides},
     reason::Reason,
     view::{Observed, no_driver, overridden, unidentified},
@@ -106,6 +106,8 @@ pub(crate) struct Initial {
     pub(crate) known_since: Option<u64>,
     /// Leases on record that have not ended.
     pub(crate) leases: Vec<LeaseRecord>,
+    /// Instances that gpushd created on this boot.
+    pub(crate) created: CreatedInstances,
 }
 
 /// The GPUs that a change may affect.
@@ -118,7 +120,7 @@ enum Touched {
 impl State {
     /// Starts from recorded data; no GPU is known yet.
     pub(crate) fn new(store: Store, events: Events, initial: Initial) -> Self {
-        let Initial { config, conditions, overrides, lost, known_since, leases } = initial;
+        let Initial { config, conditions, overrides, lost, known_since, leases, created } = initial;
         let known = Known {
             config,
             claims: BTreeMap::new(),
@@ -133,7 +135,7 @@ impl State {
             shared: BTreeSet::new(),
             levels: BTreeMap::new(),
             told: BTreeMap::new(),
-            leases: Arc::new(LeaseTable::new(leases)),
+            leases: Arc::new(LeaseTable::new(leases, created)),
         };
         let first = known.snapshot(Vec::new(), events.last_id(), 0);
         Self(Arc::new(Inner { store, events, known: Mutex::new(known), snapshot: watch::Sender::new(Arc::new(first)) }))

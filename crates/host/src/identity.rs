@@ -69,6 +69,11 @@ impl Users {
         self.names.user(uid).await
     }
 
+    /// Returns the numbers of all groups of a user; `None` when they are not known.
+    pub async fn groups_of(&self, uid: u32) -> Option<Vec<u32>> {
+        self.names.groups_of(uid).await
+    }
+
     /// Returns whether one of the groups with these names has one of these numbers.
     pub async fn is_in_one_of(&self, gids: &[u32], groups: &[String]) -> bool {
         for group in groups {

@@ -9,6 +9,7 @@
 
 use std::{
     collections::HashMap,
+    ffi::CString,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{SyncSender, sync_channel},
@@ -44,6 +45,7 @@ const MOST_WAITING: usize = 64;
 pub struct NameService {
     users: Cache<u32, String>,
     groups: Cache<String, u32>,
+    memberships: Cache<u32, Vec<u32>>,
 }
 
 impl NameService {
@@ -56,16 +58,19 @@ impl NameService {
         Self::with(
             |uid| Some(User::from_uid(Uid::from_raw(*uid)).ok()?.map(|user| text::plain(&user.name))),
             |name| Some(Group::from_name(name).ok()?.map(|group| group.gid.as_raw())),
+            |uid| memberships(*uid),
         )
     }
 
     fn with(
         user: impl Fn(&u32) -> Option<Option<String>> + Send + 'static,
         group: impl Fn(&String) -> Option<Option<u32>> + Send + 'static,
+        memberships: impl Fn(&u32) -> Option<Option<Vec<u32>>> + Send + 'static,
     ) -> std::io::Result<Self> {
         Ok(Self {
             users: Cache::start("users", USER_FRESH, user)?,
             groups: Cache::start("groups", GROUP_FRESH, group)?,
+            memberships: Cache::start("memberships", GROUP_FRESH, memberships)?,
         })
     }
 
@@ -74,10 +79,24 @@ impl NameService {
         self.users.get(uid, USER_WAIT).await
     }
 
+    /// Returns the numbers of all groups of a user; `None` when there is no such user, or they were not found within
+    /// 5 s.
+    pub async fn groups_of(&self, uid: u32) -> Option<Vec<u32>> {
+        self.memberships.get(uid, GROUP_WAIT).await
+    }
+
     /// Returns the number of a group; `None` when it does not exist, or was not found within 5 s.
     pub async fn group(&self, name: &str) -> Option<u32> {
         self.groups.get(name.to_owned(), GROUP_WAIT).await
     }
+}
+
+/// Looks up the groups of a user. The outer `None` is no answer, the inner one no such user.
+fn memberships(uid: u32) -> Option<Option<Vec<u32>>> {
+    let Some(user) = User::from_uid(Uid::from_raw(uid)).ok()? else { return Some(None) };
+    let name = CString::new(user.name).ok()?;
+    let groups = nix::unistd::getgrouplist(&name, user.gid).ok()?;
+    Some(Some(groups.into_iter().map(nix::unistd::Gid::as_raw).collect()))
 }
 
 /// An answer of the name service and its time. The answer may be that there is no such entry.
@@ -182,7 +201,7 @@ mod tests {
             slow.wait();
             Some(Some(7))
         };
-        let names = NameService::with(|_| Some(None), group).unwrap();
+        let names = NameService::with(|_| Some(None), group, |_| Some(None)).unwrap();
         // Only on this thread: another task runs while the lookup is pending.
         let (found, ()) = tokio::join!(names.group("admins"), async {
             tokio::task::spawn_blocking(move || gate.wait()).await.unwrap();
@@ -198,7 +217,7 @@ mod tests {
     async fn old_entry_is_used_while_a_newer_one_is_looked_up() {
         let (told, answers) = std::sync::mpsc::channel::<Option<u32>>();
         let answers = Mutex::new(answers);
-        let names = NameService::with(|_| Some(None), move |_| Some(answers.lock().unwrap().recv().unwrap())).unwrap();
+        let names = NameService::with(|_| Some(None), move |_| Some(answers.lock().unwrap().recv().unwrap()), |_| Some(None)).unwrap();
         told.send(Some(7)).unwrap();
         assert_eq!(names.group("admins").await, Some(7));
         let Some(past) = Instant::now().checked_sub(GROUP_FRESH) else {
@@ -217,7 +236,7 @@ mod tests {
     async fn name_service_that_is_down_is_asked_again() {
         let calls = AtomicUsize::new(0);
         let group = move |_: &String| (calls.fetch_add(1, Ordering::SeqCst) > 0).then_some(Some(7));
-        let names = NameService::with(|_| Some(None), group).unwrap();
+        let names = NameService::with(|_| Some(None), group, |_| Some(None)).unwrap();
         assert_eq!(names.group("admins").await, None);
         assert_eq!(names.group("admins").await, Some(7));
     }

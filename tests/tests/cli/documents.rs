@@ -61,6 +61,11 @@ fn sharing_through_mps_is_as_it_is_shown() {
     typed("mps.md");
 }
 
+#[test]
+fn leases_are_as_they_are_shown() {
+    typed("leases.md");
+}
+
 /// Types a page whose host is at `/tmp/gpus`.
 fn typed(page: &str) {
     let page = document(page);

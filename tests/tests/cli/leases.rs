@@ -23,7 +23,7 @@ const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.4
 fn started() -> (Host, Agent) {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
-    done(&agent, &["apply", "0,1"]);
+    done(&agent, &["apply", "0,1", "--wait"]);
     (host, agent)
 }
 
@@ -177,7 +177,7 @@ fn lease_belongs_to_its_holder() {
     }
     let host = Host::up(HOST);
     let agent = Agent::start_public(&host, CONFIG);
-    done(&agent, &["apply", "0,1"]);
+    done(&agent, &["apply", "0,1", "--wait"]);
     let id = request(&agent, &["--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
     assert_eq!(lease(&agent, &id).holder.uid, 65534);
     let as_user = |uid: u32, args: &[&str]| {

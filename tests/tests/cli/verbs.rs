@@ -229,7 +229,7 @@ fn helps(agent: &Agent, args: &[&str], words: &str) {
 fn hints_of_refusals_help_when_they_are_typed() {
     let host = Host::up(TWO);
     let agent = started(&host, &format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"));
-    done(&agent, &["apply"]);
+    done(&agent, &["apply", "--wait"]);
     reaches(&agent, "1", MpsState::Ready);
     done(&agent, &["gpu", "cordon", "0"]);
     helps(&agent, &["mig", "apply"], "gpu uncordon");

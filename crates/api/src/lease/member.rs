@@ -13,9 +13,6 @@ pub enum MemberShare {
     Mig {
         /// Profile, such as `1g.10gb` or `1c.3g.40gb`.
         profile: String,
-        /// Count of the creations of instances in this place. A MIG device that is created again at the same
-        /// place gets the same UUID; the generation differs.
-        generation: u64,
     },
     /// A part of an MPS daemon's target.
     Mps {
@@ -43,7 +40,7 @@ pub enum MemberShare {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseMember {
-    /// UUID of the GPU, or of the MIG device.
+    /// UUID of the GPU, or of the MIG device; empty while the device is being created.
     pub target: String,
     /// UUID of the GPU.
     #[serde(rename = "gpu_uuid")]

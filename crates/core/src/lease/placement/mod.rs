@@ -161,6 +161,13 @@ impl Assignment {
         self.members.iter().any(|member| matches!(member, Member::Create { .. }))
     }
 
+    /// Indexes of the GPUs on which an instance is created, sorted.
+    #[must_use]
+    pub fn creates(&self) -> BTreeSet<u32> {
+        let creates = |member: &&Member| matches!(member, Member::Create { .. });
+        self.members.iter().filter(creates).map(Member::gpu).collect()
+    }
+
     /// Indexes of the GPUs, sorted.
     #[must_use]
     pub fn gpus(&self) -> BTreeSet<u32> {

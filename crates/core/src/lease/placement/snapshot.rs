@@ -40,9 +40,8 @@ pub struct Snapshot<'a> {
     pub daemons: &'a BTreeSet<String>,
     /// Users of MPS daemons, by UUID of the target: those with clients there.
     pub users: &'a BTreeMap<String, u32>,
-    /// Instances that gpushd created, by GPU UUID, on GPUs whose layout is `dynamic`. A GPU that is not listed is not
-    /// dynamic.
-    pub dynamic: &'a BTreeMap<String, BTreeSet<Placement>>,
+    /// Instances that gpushd created, by GPU UUID.
+    pub created: &'a BTreeMap<String, BTreeSet<Placement>>,
 }
 
 impl Host {
@@ -69,7 +68,7 @@ fn offer(snapshot: &Snapshot<'_>, gpu: &Gpu, wish: &Wish, targets: &[sharing::Ta
     match wish.mode {
         Mode::Mig => {
             let enabled = gpu.mig.as_ref().filter(|mig| mig.enabled);
-            offer.mig = enabled.map(|mig| mig_offer(snapshot, gpu, mig, &own));
+            offer.mig = enabled.map(|mig| MigOffer { dynamic: wish.dynamic, ..mig_offer(snapshot, gpu, mig, &own) });
         }
         Mode::Timeslice if is_whole() => {
             let taken = taken(snapshot, &gpu.uuid).count();
@@ -136,7 +135,7 @@ fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::Target) -> MpsOffer
 
 fn mig_offer(snapshot: &Snapshot<'_>, gpu: &Gpu, mig: &Mig, shared: &[&sharing::Target]) -> MigOffer {
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
-    let created = snapshot.dynamic.get(&gpu.uuid);
+    let created = snapshot.created.get(&gpu.uuid);
     let instance = |instance: &GpuInstance| {
         let profile = geometry.profile(instance.profile_id);
         let whole = profile.and_then(|profile| profile.whole()).map(|compute| compute.profile.id);
@@ -168,7 +167,7 @@ fn mig_offer(snapshot: &Snapshot<'_>, gpu: &Gpu, mig: &Mig, shared: &[&sharing::
         }
     };
     let instances = mig.instances.iter().map(instance).collect();
-    MigOffer { dynamic: created.is_some(), instances, reserved: Vec::new(), geometry: Arc::new(geometry) }
+    MigOffer { dynamic: false, instances, reserved: Vec::new(), geometry: Arc::new(geometry) }
 }
 
 #[cfg(test)]
@@ -216,14 +215,14 @@ mod tests {
         gpus: Vec<Gpu>,
         members: Vec<(u32, LeaseMember)>,
         claimed: BTreeSet<String>,
-        dynamic: BTreeMap<String, BTreeSet<Placement>>,
+        created: BTreeMap<String, BTreeSet<Placement>>,
     }
 
     impl Scene {
         fn new() -> Self {
             let config = Config::parse(CONFIG, "gpushd.toml").unwrap();
-            let (claimed, dynamic) = (BTreeSet::new(), BTreeMap::new());
-            Self { config, gpus: gpus(), members: Vec::new(), claimed, dynamic }
+            let (claimed, created) = (BTreeSet::new(), BTreeMap::new());
+            Self { config, gpus: gpus(), members: Vec::new(), claimed, created }
         }
 
         fn lease(&mut self, holder: u32, target: &str, share: MemberShare) {
@@ -240,7 +239,7 @@ mod tests {
                 claimed: &self.claimed,
                 daemons: &BTreeSet::new(),
                 users: &BTreeMap::new(),
-                dynamic: &self.dynamic,
+                created: &self.created,
             })
         }
 
@@ -268,7 +267,7 @@ mod tests {
     fn leases_and_processes_occupy_what_they_use() {
         let mut scene = Scene::new();
         let (mps, timeslice, whole) = (scene.uuid(1), scene.uuid(2), scene.uuid(3));
-        scene.lease(1000, "MIG-0", MemberShare::Mig { profile: "1g.10gb".to_owned(), generation: 1 });
+        scene.lease(1000, "MIG-0", MemberShare::Mig { profile: "1g.10gb".to_owned() });
         let percentage = "12.5".parse().unwrap();
         let share = MemberShare::Mps { percentage, memory_limit_mib: None, priority: gpush_api::Priority::Normal };
         scene.lease(1000, &mps, share);
@@ -301,11 +300,14 @@ mod tests {
             target: None,
         };
         assert!(place(&scene.host(), &wanted("2g.20gb"), Policy::Pack).is_err(), "the layout is fixed");
+        let dynamic = CONFIG.replace("[\"1g.10gb*2\"]", "\"dynamic\"");
+        scene.config = Config::parse(&dynamic, "gpushd.toml").unwrap();
+        assert!(place(&scene.host(), &wanted("2g.20gb"), Policy::Pack).unwrap().needs_operation());
         let uuid = scene.uuid(0);
-        scene.dynamic.insert(uuid.clone(), BTreeSet::from([Placement { start: 0, size: 1 }]));
+        scene.created.insert(uuid.clone(), BTreeSet::from([Placement { start: 0, size: 1 }]));
         let assignment = place(&scene.host(), &wanted("7g.80gb"), Policy::Pack);
         assert!(assignment.is_err(), "the instance at start 1 is foreign");
-        scene.dynamic.insert(uuid, (0..2).map(|start| Placement { start, size: 1 }).collect());
+        scene.created.insert(uuid, (0..2).map(|start| Placement { start, size: 1 }).collect());
         let assignment = place(&scene.host(), &wanted("7g.80gb"), Policy::Pack).unwrap();
         assert_eq!(assignment.destroys, [(0, 0), (0, 1)]);
     }

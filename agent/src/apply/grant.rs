@@ -1,0 +1,93 @@
+//! Operations of dynamic grants: the MIG devices of a lease are created on demand.
+//!
+//! ```text
+//! placed, GPUs claimed ─► read again ─► planned again ─► begun: the lease is `granting`
+//!                                          │ refused          │ steps, rollback and recovery as of any operation
+//!                                          ▼                  ▼
+//!                                    nothing recorded     its end makes the lease `active`, or ends it ([`super::leased`])
+//! ```
+
+use std::sync::Arc;
+
+use gpush_api::{Actor, ApiError};
+use gpush_core::{
+    desired::plan_grant,
+    lease::placement::{Assignment, Member},
+};
+use gpush_store::{GpuIntent, Intent};
+
+use super::{
+    Engine,
+    begin::{bare, refusal, refuse_now},
+    part::Part,
+};
+use crate::{
+    caller::Viewer,
+    lanes::Claim,
+    modes::mig::reset::not_resetting,
+    operation::{Also, New, Ongoing},
+};
+
+/// Kind of the operations that create the MIG devices of a lease.
+pub(crate) const GRANT: &str = "lease.grant";
+
+/// The operation of a dynamic grant, recorded and not executed yet.
+#[derive(Debug)]
+pub(crate) struct Creation {
+    ongoing: Arc<Ongoing>,
+    parts: Vec<Part>,
+}
+
+impl Creation {
+    /// Plans the instances of an assignment on the GPUs of `claim`, and records the operation together with `also`.
+    ///
+    /// # Errors
+    /// When an instance cannot be created any more, or the operation cannot be recorded; then there is none.
+    pub(crate) async fn begin(
+        engine: &Engine,
+        claim: Claim,
+        assignment: &Assignment,
+        by: Actor,
+        also: Also,
+    ) -> Result<Self, ApiError> {
+        refuse_now(engine)?;
+        not_resetting(&engine.outside)?;
+        claim.wait_until_alone().await;
+        let host = engine.state.now();
+        let creates =
+            |index: u32| assignment.members.iter().any(|m| matches!(m, Member::Create { gpu, .. } if *gpu == index));
+        let concerned = host.gpus.iter().filter(|gpu| creates(gpu.gpu.index));
+        let mut readings = Vec::new();
+        for (uuid, read) in engine.readings.now(&concerned.map(|gpu| gpu.gpu.uuid.clone()).collect::<Vec<_>>()).await {
+            readings.push(read.map_err(|error| {
+                let error = error.to_api();
+                ApiError { message: format!("GPU {uuid} cannot be read: {}", error.message), ..error }
+            })?);
+        }
+        let gpus = engine.planner.gpus_with(Viewer::Agent, &readings).await?;
+        let created = &engine.state.leases().created;
+        let mut plans = Vec::new();
+        for reading in &readings {
+            let uuid = &reading.identity.uuid;
+            let none = Default::default();
+            let gpu = gpus.iter().find(|gpu| gpu.uuid == *uuid);
+            plans.extend(gpu.map(|gpu| plan_grant(gpu, assignment, created.get(uuid).unwrap_or(&none))));
+        }
+        engine.planner.refuse_blocked(Viewer::Agent, &gpus, &mut plans).await;
+        if let Some(error) = refusal(&plans) {
+            return Err(error);
+        }
+        let parts = std::iter::zip(plans, &readings).enumerate();
+        let parts: Vec<Part> = parts.map(|(at, (plan, read))| Part::new(at, plan, bare(read), read)).collect();
+        let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
+        let intent = Intent { gpus: gpus.collect(), ..Intent::default() };
+        let new = New { kind: GRANT.to_owned(), by, reason: None, intent, also };
+        let ongoing = engine.operations.begin(claim, new).await?;
+        Ok(Self { ongoing, parts })
+    }
+
+    /// Executes the operation in the background.
+    pub(crate) fn execute(self, engine: &Engine) {
+        engine.executor.spawn(self.ongoing, self.parts);
+    }
+}

@@ -1,0 +1,158 @@
+//! What the end of an operation means for leases: its lease becomes active or ends, and which instances gpushd created
+//! is recorded.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{EndReason, GpuPlan, LeaseMember, MemberShare, Mig, OperationState, Placement};
+use gpush_core::{desired::created_after, lease::request::spec};
+use gpush_store::{LeaseRecord, LeaseTerms, NewAudit, OperationId, Store, StoreError, Tx};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::{
+    modes::mig::MigMode,
+    state::{LeaseTable, OpenLease, Settled, State},
+};
+
+/// What is recorded about leases with the end of an operation.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Leased {
+    lease: Option<Granted>,
+    /// Instances that gpushd has created, by UUID of the GPU, where that has changed.
+    created: Vec<(String, BTreeSet<Placement>)>,
+}
+
+/// The lease of a dynamic grant.
+#[derive(Debug, Clone)]
+struct Granted {
+    record: LeaseRecord,
+    /// Its members; `None` when it ends.
+    members: Option<Vec<LeaseMember>>,
+}
+
+impl Leased {
+    /// Finds what the end of an operation in `state` means. `plans` are those that it began with.
+    pub(super) async fn of(mig: &MigMode, operation: OperationId, plans: &[GpuPlan], state: OperationState) -> Self {
+        let leases = mig.state.leases();
+        let is_done = state == OperationState::Done;
+        let mut lease = None;
+        if let Some(granting) = leases.granting(operation) {
+            let record = granting.record.clone();
+            let members = if is_done { members(mig, &record, plans).await } else { None };
+            lease = Some(Granted { record, members });
+        }
+        Self { lease, created: created(&leases, plans, state) }
+    }
+
+    /// Records it in the transaction of the end.
+    pub(super) fn record(&self, tx: &mut Tx<'_>) -> Result<Settled, StoreError> {
+        for (gpu, placements) in &self.created {
+            tx.set_created_instances(gpu, placements.clone())?;
+        }
+        let mut settled = Settled { lease: None, created: self.created.clone() };
+        let Some(Granted { record, members }) = &self.lease else { return Ok(settled) };
+        let (after, action, result) = match members {
+            Some(members) => {
+                let terms = LeaseTerms { members: members.clone(), expires_at: end(record) };
+                (tx.activate_lease(record.id, terms)?, "lease.grant", "granted")
+            }
+            None => (tx.end_lease(record.id, EndReason::Failed)?, "lease.end", EndReason::Failed.name()),
+        };
+        let targets: Vec<&str> = after.members.iter().map(|member| member.target.as_str()).collect();
+        let gpus: BTreeSet<&str> = after.members.iter().map(|member| member.gpu.as_str()).collect();
+        let gpus: Vec<_> = gpus.into_iter().map(|gpu| serde_json::json!({ "gpu": gpu })).collect();
+        let request = spec(&after.request);
+        tx.audit(NewAudit {
+            by: Some(after.asked_by.clone()),
+            action: action.to_owned(),
+            object: after.id.to_string(),
+            result: result.to_owned(),
+            detail: serde_json::json!({
+                "request": request, "targets": targets, "gpus": gpus, "uid": after.holder.uid,
+            }),
+        })?;
+        settled.lease = Some(after);
+        Ok(settled)
+    }
+}
+
+/// Ends the lease of an operation that broke off.
+pub(super) async fn abandon(state: &State, store: &Store, operation: OperationId) {
+    let Some(id) = state.leases().granting(operation).map(OpenLease::id) else { return };
+    match store.write_ending(move |tx| tx.end_lease(id, EndReason::Failed)).await {
+        Ok(record) => {
+            let settled = Settled { lease: Some(record), created: Vec::new() };
+            state.change_leases(|table| table.settle(&settled));
+        }
+        // The next gpushd ends it.
+        Err(error) => tracing::error!("cannot record the end of lease {id}: {error}"),
+    }
+}
+
+/// The end of a lease that is granted now.
+fn end(record: &LeaseRecord) -> Option<Timestamp> {
+    let span = SignedDuration::from_secs(i64::try_from(record.request.duration_s?).ok()?);
+    Timestamp::now().checked_add(span).ok()
+}
+
+/// The members of a lease, with the UUIDs of the devices that were created for it. `None` when a device cannot be
+/// read or is not there.
+async fn members(mig: &MigMode, record: &LeaseRecord, plans: &[GpuPlan]) -> Option<Vec<LeaseMember>> {
+    let mut members = record.members.clone();
+    for plan in plans {
+        let reading = match mig.driver.readings.read_now(&plan.uuid).await {
+            Ok(reading) => reading,
+            Err(error) => {
+                tracing::error!("lease {}: its MIG devices were created and cannot be read: {error}", record.id);
+                return None;
+            }
+        };
+        let mut made = reading.mig.as_ref().map(|mig| made(mig, plan)).unwrap_or_default();
+        for member in members.iter_mut().filter(|member| member.gpu == plan.uuid && member.target.is_empty()) {
+            let MemberShare::Mig { profile } = &member.share else { continue };
+            let at = made.iter().position(|device| device.profile == *profile)?;
+            let device = made.remove(at);
+            (member.target, member.memory_mib) = (device.uuid, device.memory_mib.unwrap_or(member.memory_mib));
+        }
+    }
+    members.iter().all(|member| !member.target.is_empty()).then_some(members)
+}
+
+/// A MIG device that a plan created.
+struct Made {
+    profile: String,
+    uuid: String,
+    memory_mib: Option<u64>,
+}
+
+fn made(mig: &Mig, plan: &GpuPlan) -> Vec<Made> {
+    let placements = created_after(&BTreeSet::new(), plan);
+    let new = mig.instances.iter().filter(|instance| placements.contains(&instance.placement));
+    let devices = new.flat_map(|instance| {
+        let memory_mib = instance.memory.map(|memory| memory.total_mib).filter(|mib| *mib > 0);
+        instance.compute.iter().filter_map(move |compute| {
+            Some(Made { profile: compute.profile.clone(), uuid: compute.uuid.clone()?, memory_mib })
+        })
+    });
+    devices.collect()
+}
+
+/// The instances that gpushd has created on the GPUs of an operation, where that has changed.
+fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec<(String, BTreeSet<Placement>)> {
+    let after = |plan: &GpuPlan| {
+        let before = leases.created.get(&plan.uuid).cloned().unwrap_or_default();
+        let after = match state {
+            OperationState::Done => created_after(&before, plan),
+            // Between the two layouts: those that are gone are forgotten at the next reading.
+            OperationState::Failed => before.union(&created_after(&BTreeSet::new(), plan)).copied().collect(),
+            // What it destroyed was created again at the same place.
+            OperationState::RolledBack
+            | OperationState::Queued
+            | OperationState::Waiting
+            | OperationState::Running
+            | OperationState::Interrupted
+            | OperationState::Cancelling => before.clone(),
+        };
+        (after != before).then(|| (plan.uuid.clone(), after))
+    };
+    plans.iter().filter_map(after).collect()
+}

@@ -1,0 +1,127 @@
+//! Dynamic grants: an operation creates the MIG devices of a lease.
+//!
+//! ```text
+//! placed, lanes claimed ─► operation begins: lease `granting` ─► operation ends: lease `active`, or `ended` (failed)
+//!                             │ one commit                            │ one commit
+//!                             └ refused: nothing is recorded          └ also after a crash: recovery ends the operation
+//! ```
+//!
+//! The operation goes on when the client disconnects. The lease is then ended like any other whose client is gone.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gpush_api::{Actor, ApiError, Code, LeaseGrant, LeaseId, LeaseMember, LeaseRequest, LeaseState};
+use gpush_core::lease::{placement::Assignment, request::spec};
+use gpush_store::{LeaseRecord, LeaseSource, OperationId};
+
+use super::{Leases, grant::audit, life, show};
+use crate::{
+    apply::Creation,
+    caller::{Caller, Viewer},
+    idempotency::Key,
+    lanes::Claim,
+    operation::Also,
+};
+
+/// What a dynamic grant creates, with the lanes of its GPUs.
+#[derive(Debug)]
+pub(super) struct Missing {
+    pub(super) assignment: Assignment,
+    pub(super) claim: Claim,
+}
+
+/// Begins the operation of a dynamic grant. Returns the lease, which is granting.
+///
+/// # Errors
+/// When the instances cannot be created any more, or nothing can be recorded; then there is no operation.
+pub(super) async fn begin(
+    leases: &Leases,
+    source: LeaseSource,
+    request: &LeaseRequest,
+    members: Vec<LeaseMember>,
+    missing: Missing,
+    key: Option<Key>,
+) -> Result<Begun, ApiError> {
+    let by = match &source {
+        LeaseSource::New(new) => new.asked_by.clone(),
+        LeaseSource::Queued(id) => asked_by(leases, *id)?,
+    };
+    let recorded: Arc<Mutex<Option<LeaseRecord>>> = Arc::default();
+    let (slot, text) = (Arc::clone(&recorded), spec(request));
+    let also: Also = Box::new(move |tx, operation| {
+        let record = tx.begin_lease(source.clone(), members.clone(), operation.id)?;
+        if let Some(key) = &key {
+            key.keep_with(tx, record.id.0)?;
+        }
+        let detail =
+            serde_json::json!({ "request": text, "operation": operation.id.to_string(), "uid": record.holder.uid });
+        tx.audit(audit(&record, "lease.create", "accepted", detail))?;
+        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+        Ok(())
+    });
+    let Missing { assignment, claim } = missing;
+    let creation = Creation::begin(&leases.handles.engine, claim, &assignment, by, also).await?;
+    let record = recorded.lock().unwrap_or_else(PoisonError::into_inner).take();
+    record.map(|record| Begun { record, creation }).ok_or_else(|| {
+        ApiError::new(Code::Internal, "the lease was not recorded with its operation")
+            .hint("see the log of gpushd: `journalctl -u gpushd`")
+    })
+}
+
+fn asked_by(leases: &Leases, id: LeaseId) -> Result<Actor, ApiError> {
+    let table = leases.handles.state.leases();
+    table.open.get(&id).map(|lease| lease.record.asked_by.clone()).ok_or_else(|| show::unknown(id))
+}
+
+/// A lease that is granting, with its operation, which is not executed yet.
+pub(super) struct Begun {
+    pub(super) record: LeaseRecord,
+    creation: Creation,
+}
+
+impl Begun {
+    /// Executes the operation, and waits for its end. The lease must be in the table.
+    ///
+    /// # Errors
+    /// Why the operation did not create the devices.
+    pub(super) async fn finish(self, leases: &Leases, viewer: Viewer) -> Result<LeaseGrant, ApiError> {
+        let (id, operation) = (self.record.id, self.record.operation);
+        life::watch(leases, id);
+        self.creation.execute(&leases.handles.engine);
+        let mut snapshots = leases.handles.state.watch();
+        let is_decided = |table: &crate::state::LeaseTable| {
+            table.open.get(&id).is_none_or(|lease| lease.state.name() != LeaseState::Granting)
+        };
+        // The sender lives as long as the state.
+        let _decided = snapshots.wait_for(|host| is_decided(&host.leases)).await.is_ok();
+        let table = leases.handles.state.leases();
+        match table.open.get(&id) {
+            Some(lease) if lease.state.name() == LeaseState::Active => show::granted(leases, lease, viewer),
+            Some(_) | None => Err(not_created(leases, id, operation).await),
+        }
+    }
+}
+
+async fn not_created(leases: &Leases, id: LeaseId, operation: Option<OperationId>) -> ApiError {
+    let operations = &leases.handles.engine.operations;
+    let found = match operation {
+        Some(operation) => operations.get(&operation.to_string()).await.ok(),
+        None => None,
+    };
+    match found.and_then(|operation| operation.error) {
+        Some(error) => ApiError { message: format!("lease {id} was not granted: {}", error.message), ..error },
+        None => ApiError::new(Code::Cancelled, format!("lease {id} ended before it was granted")),
+    }
+}
+
+/// Cancels the operation of a lease that is granting. Returns the error if that cannot be recorded.
+pub(super) async fn cancel(leases: &Leases, caller: &Caller, record: &LeaseRecord) -> Result<(), ApiError> {
+    let Some(operation) = record.operation else { return Ok(()) };
+    let by = caller.actor(leases.handles.users.user(caller.peer.uid).await);
+    match leases.handles.engine.operations.cancel(&operation.to_string(), by, None).await {
+        // It has ended meanwhile; then the lease is active or has ended.
+        Ok(_) => Ok(()),
+        Err(error) if error.code == Code::Conflict => Ok(()),
+        Err(error) => Err(error),
+    }
+}
