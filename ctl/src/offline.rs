@@ -39,7 +39,7 @@ pub(crate) fn plan(host: &str, gpus: &[Gpu], config: Option<&Path>, request: &Pl
     Ok(plans)
 }
 
-/// Makes the commands in hints ask about the offline host, where they would ask an agent.
+/// Makes the commands in hints ask about the offline host: commands that ask gpushd do not help.
 pub(crate) fn about_all(host: &str, plans: &mut Plans) {
     for plan in &mut plans.plans {
         plan.error = plan.error.take().map(|error| about(host, error));
@@ -55,7 +55,12 @@ pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
         let plain = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_./".contains(&b));
         let host = if plain { host.to_owned() } else { format!("'{}'", host.replace('\'', r"'\''")) };
         let profiles = format!("gpushctl mig profiles --offline {host}");
-        *hint = hint.replace("gpushctl mig profiles", &profiles);
+        let asks_gpushd = ["`gpushctl gpu list`", "`gpushctl status`"].iter().any(|command| hint.contains(command));
+        *hint = match (asks_gpushd, hint.contains("`devices` in the file")) {
+            (true, true) => "mend `devices` in the file, or name another host".to_owned(),
+            (true, false) => format!("select GPUs that it has: `{profiles}`"),
+            (false, _) => hint.replace("gpushctl mig profiles", &profiles),
+        };
     }
     error
 }
@@ -175,4 +180,28 @@ fn file(path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<usize> {
     // From here on a read waits for what is still to come.
     fcntl(&file, FcntlArg::F_SETFL(OFlag::empty()))?;
     file.take(most).read_to_end(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hint_about_an_offline_host_names_no_command_that_asks_gpushd() {
+        let gpus = host("dgx-a100").unwrap();
+        let request = PlanRequest {
+            gpus: vec!["9".to_owned()],
+            layout: LayoutSource::Entries(vec!["1g.10gb".to_owned()]),
+            ..PlanRequest::default()
+        };
+        let error = plan("dgx-a100", &gpus, None, &request).unwrap_err();
+        assert_eq!(
+            error.hint.as_deref(),
+            Some("select GPUs that it has: `gpushctl mig profiles --offline dgx-a100`"),
+            "{error}"
+        );
+        let lost = ApiError::new(Code::NotFound, "there is no GPU 9")
+            .hint("a GPU may have fallen off the bus (`gpushctl status`); or mend `devices` in the file");
+        assert_eq!(about("h", lost).hint.as_deref(), Some("mend `devices` in the file, or name another host"));
+    }
 }

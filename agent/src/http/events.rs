@@ -59,7 +59,7 @@ const LAST: &str = "last-event-id";
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct EventParameters {
     /// Only these kinds, with commas between: `operation`, `gpu`, `config`, `driver`, `xid`, `mps`, `lease`,
-    /// `change`, `resync`. The last comes whatever is asked for.
+    /// `stray`, `change`, `resync`. The last comes whatever is asked for.
     kinds: Option<String>,
     /// Only what is about one of these GPUs: selectors with commas between.
     gpu: Option<String>,

@@ -2,6 +2,7 @@
 
 mod crash;
 mod double_memory;
+mod dynamic;
 mod faults;
 mod layouts;
 mod mode;

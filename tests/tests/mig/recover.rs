@@ -116,7 +116,7 @@ fn reason_of_rollback_survives_restart() {
 }
 
 /// Creates a GPU instance on GPU 0 outside the agent, as an administrator does with nvidia-smi.
-fn make_by_hand(host: &Host, profile: &str, start: u8) {
+pub(crate) fn make_by_hand(host: &Host, profile: &str, start: u8) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
         let hardware = driver::hardware(host);
