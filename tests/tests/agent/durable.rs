@@ -139,40 +139,6 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
     assert!(refused > 0 && carried_out > 0, "{refused} {carried_out}");
 }
 
-/// A small file system for a state directory. Prints a message and returns `None` where the test cannot mount
-/// one.
-struct Disk(PathBuf);
-
-impl Disk {
-    fn mount(at: PathBuf) -> Option<Self> {
-        std::fs::create_dir_all(&at).expect("a directory");
-        let mount =
-            Command::new("mount").args(["-t", "tmpfs", "-o", "size=12m,mode=700", "gpush-test"]).arg(&at).output();
-        if mount.is_ok_and(|mount| mount.status.success()) {
-            return Some(Self(at));
-        }
-        println!("SKIPPED a full disk: no small file system can be mounted here (needs root)");
-        None
-    }
-
-    fn fill(&self) {
-        let mut file = std::fs::File::create(self.0.join("filler")).expect("a file");
-        for size in [1 << 20, 4096] {
-            while file.write_all(&vec![1; size]).is_ok() {}
-        }
-    }
-
-    fn free(&self) {
-        std::fs::remove_file(self.0.join("filler")).expect("the filler is there");
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn full_disk_is_in_health_and_waiting_operations_stay() {
     let host = Host::up("dgx-a100");

@@ -10,10 +10,10 @@ use gpush_tests::{
 };
 use serde_json::{Value, json};
 
-const WHOLE: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n";
-const MIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
+pub(crate) const WHOLE: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n";
+pub(crate) const MIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
 
-fn two_gpus(config: &str) -> (Host, Agent) {
+pub(crate) fn two_gpus(config: &str) -> (Host, Agent) {
     // GPUs without MIG, unless a layout is wanted: with MIG enabled a GPU is not offered as a whole.
     let model = if config.contains("layout") { "h100-80-sxm" } else { "l4" };
     let host = Host::up(&format!("[[gpu]]\nmodel = \"{model}\"\ncount = 2\n"));
@@ -22,7 +22,7 @@ fn two_gpus(config: &str) -> (Host, Agent) {
     (host, agent)
 }
 
-fn request(agent: &Agent, body: &Value) -> Result<LeaseGrant, ApiError> {
+pub(crate) fn request(agent: &Agent, body: &Value) -> Result<LeaseGrant, ApiError> {
     let answer = agent.post("/v1/leases", body);
     if answer.status >= 400 {
         return Err(answer.error());
@@ -30,7 +30,7 @@ fn request(agent: &Agent, body: &Value) -> Result<LeaseGrant, ApiError> {
     Ok(serde_json::from_value(answer.json()).expect("a lease"))
 }
 
-fn leases(agent: &Agent) -> Vec<Lease> {
+pub(crate) fn leases(agent: &Agent) -> Vec<Lease> {
     serde_json::from_value(agent.get("/v1/leases").json()).expect("leases")
 }
 

@@ -1,0 +1,313 @@
+//! Leases under bad requests, floods, races, crashes, full disks and lost GPUs.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::process::CommandExt,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use gpush_api::{Code, EndReason, LeaseGrant, LeaseState};
+use gpush_tests::{
+    agent::{Agent, Setup, truth},
+    dice::Dice,
+    host::Host,
+    mps::{lease_becomes, lease_now, release},
+};
+use nix::unistd::geteuid;
+use serde_json::{Value, json};
+
+use crate::{
+    disk::Disk,
+    leases::{MIG, WHOLE, leases, request, two_gpus},
+};
+
+/// A user with 10,000 requests.
+const GREEDY: u32 = 64_003;
+
+const FLOOD: &str = r#"
+import http.client, json, socket, sys
+class Unix(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(sys.argv[1])
+to, body, counts = Unix("x"), json.dumps({"share": {"kind": "timeslice"}}), {}
+for n in range(10000):
+    to.request("POST", "/v1/leases", body, {"content-type": "application/json"})
+    answer = to.getresponse()
+    answer.read()
+    counts[answer.status] = counts.get(answer.status, 0) + 1
+    if n == 20:
+        print("begun", flush=True)
+print(json.dumps(counts), flush=True)
+"#;
+
+#[test]
+fn request_outside_every_limit_is_refused_and_changes_nothing() {
+    let (_host, agent) = two_gpus(MIG);
+    let refused = [
+        (json!({ "duration_s": -1 }), Code::BadRequest, "duration_s"),
+        (json!({ "duration_s": 0 }), Code::BadRequest, ""),
+        (json!({ "duration_s": u64::MAX }), Code::BadRequest, "52 weeks"),
+        (json!({ "wait": { "seconds": -5 } }), Code::BadRequest, ""),
+        (json!({ "share": { "kind": "mps", "percentage": 0 } }), Code::BadRequest, "percentage"),
+        (json!({ "share": { "kind": "mps", "percentage": 101 } }), Code::BadRequest, "percentage"),
+        (json!({ "share": { "kind": "mig_size", "memory_mib": 1_u64 << 40 } }), Code::BadRequest, ""),
+        (json!({ "share": { "kind": "mig_size", "memory_mib": u64::MAX } }), Code::BadRequest, ""),
+        (json!({ "share": { "kind": "mig_profile", "profile": "1g.11gb" } }), Code::UnknownProfile, "1g.10gb"),
+        (json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "count": 9 }), Code::BadRequest, ""),
+        (json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "count": 0 }), Code::BadRequest, "count"),
+        (json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "count": u32::MAX }), Code::BadRequest, ""),
+        (json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "selectors": ["9"] }), Code::NotFound, "9"),
+        (json!({ "share": { "kind": "fpga" } }), Code::BadRequest, "fpga"),
+        (json!({ "holder_uid": u32::MAX }), Code::BadRequest, "user id"),
+        (json!({ "process": 0 }), Code::BadRequest, ""),
+        (json!({ "unknown": 1 }), Code::BadRequest, "unknown"),
+    ];
+    for (body, code, part) in refused {
+        let error = request(&agent, &body).expect_err("a refusal");
+        let text = error.sentences().join("; ") + &error.hint.clone().unwrap_or_default();
+        assert_eq!(error.code, code, "{body}: {error:?}");
+        assert!(text.contains(part), "{body}: {error:?}");
+    }
+    assert!(leases(&agent).is_empty());
+}
+
+#[test]
+fn ten_thousand_requests_of_one_user_delay_no_other_user() {
+    if !geteuid().is_root() {
+        return println!("SKIPPED 10,000 requests of one user: only root can be several users");
+    }
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n");
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 64 }\n\
+                  [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
+    let agent = Agent::start_public(&host, config);
+    agent.wait_for_layouts_at_start();
+    let mut flood = Command::new("python3");
+    flood.args(["-c", FLOOD]).arg(agent.socket()).uid(GREEDY).gid(GREEDY).current_dir("/").stdout(Stdio::piped());
+    let Ok(mut flood) = flood.spawn() else { return println!("SKIPPED 10,000 requests of one user: no python3") };
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(flood.stdout.take().expect("a pipe")));
+    assert_eq!(lines.next().expect("a line").expect("text"), "begun");
+    let mut granted = 0;
+    while flood.try_wait().expect("a state").is_none() && granted < 200 {
+        let lease = request(&agent, &json!({ "share": { "kind": "whole" } })).expect("another user's lease").lease;
+        release(&agent, lease.id);
+        lease_becomes(&agent, lease.id, LeaseState::Ended);
+        granted += 1;
+    }
+    let counts: BTreeMap<String, u32> = serde_json::from_str(&lines.next().expect("a line").expect("text")).unwrap();
+    println!("10,000 requests: {counts:?}; meanwhile {granted} leases of another user");
+    assert_eq!(counts.values().sum::<u32>(), 10_000);
+    assert!(granted > 10, "{granted}");
+    let held = leases(&agent).iter().filter(|lease| lease.holder.uid == GREEDY).count();
+    assert!(held > 0 && held <= 32, "the standard quota: {held}");
+    assert!(!counts.contains_key("500"), "{counts:?}");
+}
+
+#[test]
+fn gangs_for_the_same_gpus_are_served_one_after_the_other() {
+    let (_host, agent) = two_gpus(WHOLE);
+    let body = json!({ "share": { "kind": "whole" }, "count": 2, "wait": { "seconds": 100 } });
+    thread::scope(|scope| {
+        let gang = || {
+            for _ in 0..5 {
+                let granted = request(&agent, &body).expect("both GPUs");
+                assert_eq!(granted.lease.members.len(), 2);
+                release(&agent, granted.lease.id);
+            }
+        };
+        for one in [scope.spawn(gang), scope.spawn(gang), scope.spawn(gang)] {
+            one.join().expect("a gang that is not stuck");
+        }
+    });
+}
+
+#[test]
+fn lease_and_operation_at_the_same_time_never_get_the_same_device() {
+    /// Rounds for each of eight GPUs.
+    const ROUNDS: u32 = 250;
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n");
+    agent.wait_for_layouts_at_start();
+    // Readings are late, so that plans and placements are made of old ones.
+    host.fault("nvmlDeviceGetGpuInstances --delay-ms 1 --probability 0.3 --seed 7");
+    let run = |gpu: usize| {
+        let mut dice = Dice::new(20_261_123 + gpu as u64);
+        let name = gpu.to_string();
+        let (mut leased, mut changed, mut waits) = (0, 0, 0);
+        for round in 0..ROUNDS {
+            // Either layout makes way for the other; a lease takes whatever is there.
+            let profile = if truth(&host, gpu).len() == 1 { "7g.80gb" } else { "3g.40gb" };
+            let other: &[&str] = if profile == "7g.80gb" { &["3g.40gb", "3g.40gb"] } else { &["7g.80gb"] };
+            let lease = json!({ "share": { "kind": "mig_profile", "profile": profile }, "selectors": [name] });
+            let first = dice.below(3);
+            let (granted, operation) = thread::scope(|scope| {
+                let asks = scope.spawn(|| {
+                    if first == 0 {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    request(&agent, &lease)
+                });
+                if first == 1 {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                let body = json!({ "selectors": [name], "layout_source": { "entries": other }, "once": true });
+                let begun = agent.begin_with(&body).map(|operation| agent.follow(operation));
+                (asks.join().expect("an answer"), begun)
+            });
+            match &granted {
+                Ok(granted) => {
+                    leased += 1;
+                    // A lease after the change has a new device; one before it kept its own.
+                    let target = &granted.lease.members[0].target;
+                    let there = agent.gpu(u32::try_from(gpu).unwrap()).mig.expect("MIG").instances.iter().any(|one| {
+                        one.compute.iter().any(|compute| compute.uuid.as_ref() == Some(target))
+                    });
+                    assert!(there, "GPU {gpu}, round {round}: {target} is gone: {operation:?}");
+                    release(&agent, granted.lease.id);
+                    lease_becomes(&agent, granted.lease.id, LeaseState::Ended);
+                }
+                Err(error) => {
+                    let expected = matches!(error.code, Code::Blocked | Code::Conflict | Code::UnknownProfile);
+                    assert!(expected || error.code == Code::BadRequest, "GPU {gpu}, round {round}: {error:?}");
+                }
+            }
+            match operation {
+                Ok(_) => changed += 1,
+                Err(error) => {
+                    assert!(matches!(error.code, Code::Blocked | Code::Conflict), "{error:?}");
+                    waits += 1;
+                }
+            }
+        }
+        (leased, changed, waits)
+    };
+    let all: Vec<(u32, u32, u32)> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|gpu| scope.spawn(move || run(gpu))).collect();
+        threads.into_iter().map(|one| one.join().expect("no violation")).collect()
+    });
+    let sum = |of: fn(&(u32, u32, u32)) -> u32| all.iter().map(of).sum::<u32>();
+    let (leased, changed, refused) = (sum(|one| one.0), sum(|one| one.1), sum(|one| one.2));
+    println!("{} rounds: {leased} leases, {changed} changes, {refused} changes refused", 8 * ROUNDS);
+    assert!(leased > 50 && changed > 50 && refused > 20, "{leased} {changed} {refused}");
+}
+
+#[test]
+fn request_that_is_repeated_after_a_crash_gets_the_lease_of_the_first() {
+    let (host, mut agent) = two_gpus(WHOLE);
+    let body = json!({ "share": { "kind": "whole" }, "duration_s": 3600 }).to_string();
+    let mut dice = Dice::new(7);
+    let (mut before, mut after) = (0, 0);
+    for round in 0..30 {
+        let headers = format!("content-type: application/json\r\nidempotency-key: round-{round}\r\n");
+        let text = format!(
+            "POST /v1/leases HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        // Killed some time after the request was sent: before, while or after it is committed.
+        let pid = nix::unistd::Pid::from_raw(agent.pid().cast_signed());
+        let pause = Duration::from_micros(dice.below(6000));
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                thread::sleep(pause);
+                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+            });
+            let _may_be_answered = agent.try_raw(text.as_bytes());
+        });
+        agent.wait();
+        agent = Agent::start(&host, WHOLE);
+        let known = leases(&agent);
+        let answer = agent.request("POST", "/v1/leases", &headers, body.as_bytes());
+        assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+        let granted: LeaseGrant = serde_json::from_value(answer.json()).expect("a lease");
+        match known.as_slice() {
+            [] => before += 1,
+            [one] => {
+                assert_eq!(one.id, granted.lease.id, "the first request was committed");
+                after += 1;
+            }
+            more => panic!("{more:?}"),
+        }
+        assert_eq!(leases(&agent).len(), 1, "one key gets one lease");
+        release(&agent, granted.lease.id);
+        lease_becomes(&agent, granted.lease.id, LeaseState::Ended);
+    }
+    println!("killed 30 times: {before} before the commit, {after} after it");
+}
+
+#[test]
+fn lease_of_a_lost_gpu_ends() {
+    let (host, agent) = two_gpus(WHOLE);
+    let granted = request(&agent, &json!({ "share": { "kind": "whole" }, "selectors": ["1"] })).expect("a lease");
+    let other = request(&agent, &json!({ "share": { "kind": "whole" }, "selectors": ["0"] })).expect("a lease");
+    host.fault("nvmlDeviceGetMemoryInfo* --gpu 1 --mutate lose --times 1");
+    let ended = lease_becomes(&agent, granted.lease.id, LeaseState::Releasing);
+    assert_eq!(ended.reason, Some(EndReason::GpuLost));
+    assert_eq!(lease_now(&agent, other.lease.id).state, LeaseState::Active);
+}
+
+#[test]
+fn reload_that_changes_the_rule_lets_the_lease_finish() {
+    let (host, agent) = two_gpus(MIG);
+    let granted =
+        request(&agent, &json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" } })).expect("a lease");
+    let before = truth(&host, 0);
+    agent.reload("auto_reconcile = true\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n");
+    let blocked = agent.post("/v1/mig/apply", &json!({ "selectors": ["0"], "layout_source": "wanted" })).error();
+    assert_eq!(blocked.code, Code::Blocked, "{blocked:?}");
+    assert!(blocked.causes.iter().any(|cause| cause.contains("lease L1")), "{blocked:?}");
+    assert_eq!((truth(&host, 0), lease_now(&agent, granted.lease.id).state), (before, LeaseState::Active));
+    release(&agent, granted.lease.id);
+    agent.await_that("the layout of the new rule", || truth(&host, 0) == ["7g.80gb@0[7g.80gb@0]"]);
+}
+
+#[test]
+fn full_disk_refuses_a_grant_and_allows_a_release() {
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n");
+    let Some(disk) = Disk::mount(Setup::on(&host).state_dir()) else { return };
+    let agent = Agent::start(&host, WHOLE);
+    agent.wait_for_layouts_at_start();
+    let body = json!({ "share": { "kind": "whole" } });
+    let first = request(&agent, &body).expect("a lease");
+    disk.fill();
+    let mut more = Vec::new();
+    let refused = agent.until("refusal", || match request(&agent, &body) {
+        // The free space of the database is used up first.
+        Ok(granted) => {
+            release(&agent, granted.lease.id);
+            more.push(granted.lease.id);
+            None
+        }
+        Err(error) if error.code == Code::Blocked => None,
+        Err(error) => Some(error),
+    });
+    assert!(refused.to_string().contains("no space left"), "{refused:?}");
+    release(&agent, first.lease.id);
+    lease_becomes(&agent, first.lease.id, LeaseState::Ended);
+    disk.free();
+    agent.until("a lease", || request(&agent, &body).ok());
+    agent.stop();
+}
+
+#[test]
+fn lease_numbers_do_not_repeat_after_a_lost_database() {
+    let (host, agent) = two_gpus(WHOLE);
+    let state = Setup::on(&host).state_dir();
+    let body = json!({ "share": { "kind": "whole" } });
+    let first = request(&agent, &body).expect("a lease").lease.id;
+    agent.kill();
+    for file in ["gpush.db", "gpush.db-wal", "gpush.db-shm"] {
+        let _may_be_absent = fs::remove_file(state.join(file));
+    }
+    let agent = Agent::start(&host, WHOLE);
+    assert!(leases(&agent).is_empty());
+    agent.until("readings", || Some(agent.gpus()).filter(|gpus| gpus.len() == 2));
+    let held = request(&agent, &body).unwrap_err();
+    assert!(matches!(held.code, Code::Blocked | Code::Conflict), "nothing is granted before `recover`: {held:?}");
+    let recovered = agent.post("/v1/recover", &Value::Object([("reason".to_owned(), "a test".into())].into_iter().collect()));
+    assert_eq!(recovered.status, 200, "{}", String::from_utf8_lossy(&recovered.body));
+    let next = agent.until("a lease", || request(&agent, &body).ok());
+    assert!(next.lease.id > first, "{} and {first}", next.lease.id);
+}
