@@ -85,7 +85,11 @@ pub(crate) async fn request(
     loop {
         // Before placement, so that no change in between is missed.
         room.mark_unchanged();
-        let seen = leases.handles.readings.host().await?;
+        let seen = match leases.handles.readings.host().await {
+            Ok(seen) => seen,
+            // While the driver starts, the client may try again.
+            Err(error) => return Err(mps::gpus_known(&leases.handles.state.now()).err().unwrap_or(error)),
+        };
         let gpus = seen.gpus(Viewer::Log);
         let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
         let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty).await?;

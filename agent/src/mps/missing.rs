@@ -22,7 +22,7 @@ use crate::{
 ///
 /// # Errors
 /// Why the GPUs are not known.
-pub(super) fn gpus_known(host: &HostState) -> Result<(), ApiError> {
+pub(crate) fn gpus_known(host: &HostState) -> Result<(), ApiError> {
     match (&host.driver, &host.maintenance) {
         (_, Some(maintenance)) if !host.was_listed => Err(words::nothing_seen(maintenance)),
         (Some(error), None) if error.kind == ErrorKind::WorkerUnavailable => Err(starting(error)),
@@ -32,7 +32,7 @@ pub(super) fn gpus_known(host: &HostState) -> Result<(), ApiError> {
 }
 
 fn starting(error: &DriverError) -> ApiError {
-    ApiError::new(Code::Unavailable, "the MPS targets are not known yet: the driver has not answered")
+    ApiError::new(Code::Unavailable, "the GPUs are not known yet: the driver has not answered")
         .cause(error.to_string())
         .hint("ask again in a moment; `gpushctl status` shows whether the driver answers")
         .retryable()

@@ -65,6 +65,7 @@ pub(crate) use self::{
         admit, client_settings, clients_now, daemons, named, not_serving, pipe_directory, prepare, serves, serving,
         single_users, target,
     },
+    missing::gpus_known,
     moves::{aside, bring_up, devices_serve, idle, plan, taken_away},
     reconcile::run,
     records::Lasting,

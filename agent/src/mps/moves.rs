@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, Mode, MpsStep, Refusal, Step};
+use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, Mig, Mode, MpsStep, Refusal, Step};
 use gpush_core::{sharing, supervisor::State};
 use gpush_mps::daemon::{Report as Seen, Request as Do, TargetDir as Place};
 use tokio::{task::JoinSet, time::timeout};
@@ -113,7 +113,9 @@ pub(crate) fn taken_away(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     }
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let devices = instances.flat_map(|instance| &instance.compute).filter_map(|compute| compute.uuid.as_ref());
-    let targets = devices.chain([&gpu.uuid]);
+    // While MIG is on, no lease has the GPU as a whole.
+    let is_whole = gpu.mig.as_ref().is_none_or(Mig::is_off);
+    let targets = devices.chain(is_whole.then_some(&gpu.uuid));
     Reserve::Targets(targets.filter(|uuid| ends(gpu, plan, uuid)).cloned().collect())
 }
 

@@ -1,8 +1,6 @@
 //! Durability: the order of syncs, replies and driver calls; and what gpushd does when its database is deleted
 //! or its disk is full.
 
-use std::{io::Write, path::PathBuf, process::Command};
-
 use gpush_api::{Code, Operation, OperationState, OperationSummary};
 use gpush_tests::{
     agent::{Agent, Setup, gi_at, truth},

@@ -208,7 +208,7 @@ fn request_that_is_repeated_after_a_crash_gets_the_lease_of_the_first() {
         );
         // Killed some time after the request was sent: before, while or after it is committed.
         let pid = nix::unistd::Pid::from_raw(agent.pid().cast_signed());
-        let pause = Duration::from_micros(dice.below(6000));
+        let pause = Duration::from_micros(u64::try_from(dice.below(6000)).expect("small"));
         thread::scope(|scope| {
             scope.spawn(move || {
                 thread::sleep(pause);

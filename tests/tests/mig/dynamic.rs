@@ -22,7 +22,7 @@ fn started() -> (Host, Agent) {
 
 fn start(host: &Host) -> Agent {
     let agent = Agent::start(host, CONFIG);
-    agent.settle();
+    let _operations = agent.settle();
     agent.await_that("MIG devices can be leased", || {
         [0, 1].into_iter().all(|gpu| agent.gpu(gpu).mig.is_some_and(|mig| mig.enabled))
     });

@@ -53,7 +53,7 @@ fn operation_fails_after_reboot_and_boot_layout_is_applied() {
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}");
     let error = ended.error.expect("a reason");
-    assert!(error.message.contains("the host was restarted in the middle"), "{error:?}");
+    assert!(error.message.contains("the host was restarted during the operation"), "{error:?}");
     agent.until("layout of the boot", || (truth(&host, 0).len() == 2).then_some(()));
     agent.until("ready GPU", || (agent.gpu(0).state == GpuState::Ready).then_some(()));
     let gpu = agent.gpu(0);

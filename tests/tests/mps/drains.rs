@@ -130,10 +130,10 @@ fn a_server_that_fell_is_told_to_whoever_listens() {
     let server = daemon(&agent, "0").servers[0].pid.expect("a pid");
     assert!(signal(server.cast_signed(), Signal::SIGKILL));
     assert_eq!(client.says(), "lost");
-    let told = format!("server {server} of it");
+    let told = "a server ended";
     // Whoever looks has it seen.
-    becomes(&agent, "0", "told", |daemon| daemon.findings.iter().any(|one| one.starts_with(&told)));
-    let is = |what: &Happening| matches!(what, Happening::Mps(change) if change.reasons.concat().contains(&told));
+    becomes(&agent, "0", "told", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
+    let is = |what: &Happening| matches!(what, Happening::Mps(change) if change.reasons.concat().contains(told));
     listener.until(|event| is(&event.what));
 }
 
@@ -145,12 +145,11 @@ fn a_server_that_keeps_another_limit_than_its_daemon_is_told() {
     let limit = |mib: u64| assert_eq!(act(&agent, "0", "settings", &json!({ "memory_limit_mib": mib })).status, 200);
     limit(8192);
     let client = Client::start(&host, &lease(&agent, "0", &json!({})).expect("a lease").environment);
-    let server =
-        becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1).servers[0].pid.expect("a pid");
+    becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
     assert!(daemon(&agent, "0").findings.is_empty());
     limit(1024);
-    let told = format!("server {server} was started with memory limit 8192M, and keeps it");
-    becomes(&agent, "0", "told", |daemon| daemon.findings.iter().any(|one| one.starts_with(&told)));
+    let told = "a server was started with memory limit 8192M, and keeps it";
+    becomes(&agent, "0", "told", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
     client.end();
 }
 
