@@ -10,8 +10,8 @@ use std::{
 use gpush_api::{ApiError, Code, text};
 use gpush_nvml::RemappedRows;
 use gpush_store::{
-    BootRecord, Bounds, Condition, CreatedInstances, Intent, LeaseRecord, Lost, MpsTarget, NewAudit, Note, OpenError, Opened,
-    OperationId, Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
+    BootRecord, Bounds, Condition, CreatedInstances, Intent, LeaseRecord, Lost, MpsTarget, NewAudit, Note, OpenError,
+    Opened, OperationId, Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
 };
 
 use crate::{

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Kind of the operations that create the MIG devices of a lease.
-pub(crate) const GRANT: &str = "lease.grant";
+const GRANT: &str = "lease.grant";
 
 /// The operation of a dynamic grant, recorded and not executed yet.
 #[derive(Debug)]

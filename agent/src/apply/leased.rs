@@ -59,7 +59,7 @@ impl Leased {
         };
         let targets: Vec<&str> = after.members.iter().map(|member| member.target.as_str()).collect();
         let gpus: BTreeSet<&str> = after.members.iter().map(|member| member.gpu.as_str()).collect();
-        let gpus: Vec<_> = gpus.into_iter().map(|gpu| serde_json::json!({ "gpu": gpu })).collect();
+        let gpus: Vec<_> = gpus.into_iter().map(|gpu| serde_json::json!({ "gpu_uuid": gpu })).collect();
         let request = spec(&after.request);
         tx.audit(NewAudit {
             by: Some(after.asked_by.clone()),

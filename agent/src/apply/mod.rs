@@ -48,7 +48,7 @@ pub(crate) use self::{
     begin::{Order, begin},
     engine::{Engine, EngineHandles},
     executor::Executor,
-    grant::{Creation, GRANT},
+    grant::Creation,
     part::Part,
     planner::Planner,
     recover::Recovery,

@@ -41,8 +41,11 @@ use crate::{
     state::{LeaseTable, Observed, OpenLease, Reservation, ReservationId, words},
 };
 
-/// How long a request without `wait` waits until an operation on its GPUs has ended: most take less.
+/// How long a request without `wait` waits for what is about to end: an operation, or a lease without processes.
 const OPERATION: Duration = Duration::from_secs(2);
+
+/// Pause between two looks for room within that time.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Most leases that an error names.
 const MOST_NAMED: usize = 16;
@@ -103,13 +106,19 @@ pub(crate) async fn request(
         };
         match wait {
             LeaseWait::No => {
-                let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
-                let passes =
-                    matches!(&not_placed, NoAssignment::Busy { obstacles } if obstacles.iter().any(is_claimed));
-                if passes && timeout_at(until, room.changed()).await.is_ok() {
+                let why = explain(leases, &not_placed, &resolved, &gpus, None);
+                let passes = passes(leases, &not_placed, &resolved);
+                if passes == Passes::No {
+                    return Err(why);
+                }
+                let next = until.min(Instant::now() + LOOK);
+                let _the_next_look_is_due = timeout_at(next, room.changed()).await.is_err();
+                if Instant::now() < until {
                     continue;
                 }
-                return Err(explain(leases, &not_placed, &resolved, &gpus, None));
+                // The client asks again.
+                let starting = || ApiError { code: Code::Unavailable, ..why.clone() }.retryable();
+                return Err(if passes == Passes::Starting { starting() } else { why });
             }
             LeaseWait::Seconds(_) | LeaseWait::Unlimited => {
                 if !matches!(not_placed, NoAssignment::Busy { .. }) {
@@ -120,6 +129,27 @@ pub(crate) async fn request(
             }
         }
     }
+}
+
+/// Whether an obstacle passes within a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passes {
+    No,
+    /// An operation, or a lease whose last process has ended: most end within seconds.
+    Soon,
+    /// An MPS daemon starts, or is found again by a gpushd that has just started.
+    Starting,
+}
+
+fn passes(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> Passes {
+    let NoAssignment::Busy { obstacles } = why else { return Passes::No };
+    let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
+    let table = leases.handles.state.leases();
+    if obstacles.iter().any(is_claimed) || table.holding().any(OpenLease::ends_now) {
+        return Passes::Soon;
+    }
+    let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
+    if is_mps && mps::is_starting(&leases.handles.mps) { Passes::Starting } else { Passes::No }
 }
 
 /// Returns the lease that a request with this key got before.
@@ -251,7 +281,7 @@ pub(super) async fn commit(
         leases.capacity_freed();
     };
     if let Some(missing) = missing {
-        let begun = match dynamic::begin(leases, source, request, members, missing, key).await {
+        let begun = match dynamic::begin(leases, source, request, members.clone(), missing, key).await {
             Ok(begun) => begun,
             Err(error) => {
                 free().await;
@@ -273,7 +303,7 @@ pub(super) async fn commit(
     let terms = LeaseTerms { members: members.clone(), expires_at: end(request.duration_s) };
     let text = spec(request);
     let targets: Vec<String> = members.iter().map(|member| member.target.clone()).collect();
-    let gpus: Vec<_> = gpus_of(&members).into_iter().map(|gpu| serde_json::json!({ "gpu": gpu })).collect();
+    let gpus: Vec<_> = gpus_of(&members).into_iter().map(|gpu| serde_json::json!({ "gpu_uuid": gpu })).collect();
     let written = leases.handles.store.write(move |tx| {
         let record = tx.grant_lease(source.clone(), terms.clone())?;
         if let Some(key) = &key {

@@ -9,7 +9,9 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, LeaseMember, MemberShare, MemoryLimit, MpsSettings, MpsUsers, Percentage, Priority};
+use gpush_api::{
+    ApiError, Code, LeaseMember, MemberShare, MemoryLimit, MpsSettings, MpsState, MpsUsers, Percentage, Priority,
+};
 use gpush_core::sharing;
 use gpush_mps::daemon::Request as Do;
 
@@ -46,6 +48,12 @@ pub(crate) fn serving(mps: &Mps) -> BTreeSet<String> {
     let serves =
         |(uuid, entry): &(String, Entry)| view::admits(&entry.daemon.seen()) && outlook.ends(uuid, entry).is_none();
     entries.into_iter().filter(serves).map(|(uuid, _)| uuid).collect()
+}
+
+/// Whether a daemon starts, was found and has not answered yet, or is about to be started.
+pub(crate) fn is_starting(mps: &Mps) -> bool {
+    let starts = |entry: &Entry| view::state(&entry.daemon.seen()) == MpsState::Starting;
+    mps.entries().values().any(starts) || Outlook::of(mps, Viewer::Agent).has_pending(mps)
 }
 
 /// Checks that a target is shared and its daemon serves.

@@ -15,10 +15,11 @@ use std::{
 };
 
 use gpush_api::{
-    Gpu, Happening, Lease, LeaseChange, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState, LeaseUse, MemberShare,
-    Placement, Process, ProcessKind,
+    Gpu, Happening, Lease, LeaseBinding, LeaseChange, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState, LeaseUse,
+    MemberShare, Placement, Process, ProcessKind,
 };
 use gpush_core::lease::machine;
+use gpush_host::proc;
 use gpush_store::{CreatedInstances, LeaseRecord, OperationId};
 use jiff::Timestamp;
 
@@ -63,6 +64,15 @@ impl OpenLease {
     /// back does not lengthen a lease.
     pub(crate) fn has_expired(&self, now: Timestamp, at: Instant) -> bool {
         self.record.expires_at.is_some_and(|expires| expires <= now) || self.deadline.is_some_and(|end| end <= at)
+    }
+
+    /// Whether nothing is known that it waits for: its process has ended, or it is releasing and no process is left.
+    pub(crate) fn ends_now(&self) -> bool {
+        match (self.state.name(), &self.record.binding) {
+            (LeaseState::Releasing, _) => self.waits_for.is_empty(),
+            (LeaseState::Active, LeaseBinding::Process { pid: Some(pid), start }) => proc::start(*pid) != *start,
+            (LeaseState::Queued | LeaseState::Granting | LeaseState::Active | LeaseState::Ended, _) => false,
+        }
     }
 
     /// Its holder and end, as a refusal names it: `lease L17 of alice until 2026-01-02 03:04:05 UTC`.

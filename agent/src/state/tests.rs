@@ -21,6 +21,7 @@ impl State {
             lost: None,
             known_since: None,
             leases: Vec::new(),
+            created: CreatedInstances::new(),
         };
         Self::new(store, Events::new("test"), initial)
     }

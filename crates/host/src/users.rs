@@ -217,7 +217,9 @@ mod tests {
     async fn old_entry_is_used_while_a_newer_one_is_looked_up() {
         let (told, answers) = std::sync::mpsc::channel::<Option<u32>>();
         let answers = Mutex::new(answers);
-        let names = NameService::with(|_| Some(None), move |_| Some(answers.lock().unwrap().recv().unwrap()), |_| Some(None)).unwrap();
+        let names =
+            NameService::with(|_| Some(None), move |_| Some(answers.lock().unwrap().recv().unwrap()), |_| Some(None))
+                .unwrap();
         told.send(Some(7)).unwrap();
         assert_eq!(names.group("admins").await, Some(7));
         let Some(past) = Instant::now().checked_sub(GROUP_FRESH) else {

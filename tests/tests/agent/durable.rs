@@ -13,6 +13,8 @@ use nix::{
 };
 use serde_json::json;
 
+use crate::disk::Disk;
+
 /// Stops a gpushd that was started through another program.
 fn stop(agent: &mut Agent) {
     let own = agent.get("/v1/health").json()["pid"].as_i64().expect("a pid");

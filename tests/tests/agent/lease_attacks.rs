@@ -162,9 +162,13 @@ fn lease_and_operation_at_the_same_time_never_get_the_same_device() {
                     leased += 1;
                     // A lease after the change has a new device; one before it kept its own.
                     let target = &granted.lease.members[0].target;
-                    let there = agent.gpu(u32::try_from(gpu).unwrap()).mig.expect("MIG").instances.iter().any(|one| {
-                        one.compute.iter().any(|compute| compute.uuid.as_ref() == Some(target))
-                    });
+                    let there = agent
+                        .gpu(u32::try_from(gpu).unwrap())
+                        .mig
+                        .expect("MIG")
+                        .instances
+                        .iter()
+                        .any(|one| one.compute.iter().any(|compute| compute.uuid.as_ref() == Some(target)));
                     assert!(there, "GPU {gpu}, round {round}: {target} is gone: {operation:?}");
                     release(&agent, granted.lease.id);
                     lease_becomes(&agent, granted.lease.id, LeaseState::Ended);
@@ -306,7 +310,8 @@ fn lease_numbers_do_not_repeat_after_a_lost_database() {
     agent.until("readings", || Some(agent.gpus()).filter(|gpus| gpus.len() == 2));
     let held = request(&agent, &body).unwrap_err();
     assert!(matches!(held.code, Code::Blocked | Code::Conflict), "nothing is granted before `recover`: {held:?}");
-    let recovered = agent.post("/v1/recover", &Value::Object([("reason".to_owned(), "a test".into())].into_iter().collect()));
+    let recovered =
+        agent.post("/v1/recover", &Value::Object([("reason".to_owned(), "a test".into())].into_iter().collect()));
     assert_eq!(recovered.status, 200, "{}", String::from_utf8_lossy(&recovered.body));
     let next = agent.until("a lease", || request(&agent, &body).ok());
     assert!(next.lease.id > first, "{} and {first}", next.lease.id);

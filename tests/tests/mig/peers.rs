@@ -19,7 +19,7 @@ fn impossible_layout_destroys_no_idle_instance() {
     let refused = agent.begin(&["0"], &["7g.80gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains(&format!("pid {pid}"))), "{refused:?}");
-    assert!(refused.message.contains("while 3g.40gb@4 is in use"), "{refused:?}");
+    assert!(refused.message.contains("3g.40gb@4 is in use"), "{refused:?}");
     assert!(refused.causes[0].starts_with(&format!("3g.40gb@4 (GPU instance {gi}")), "{refused:?}");
     assert_eq!(truth(&host, 0), before);
     assert_eq!(host.trace(), [], "no driver call was tried");

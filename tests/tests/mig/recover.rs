@@ -156,7 +156,7 @@ fn foreign_instances_are_kept_by_recovery() {
         "2g.20gb@0 (GPU instance",
         "did not exist before the operation, and the operation did not create it",
         "remains: another program created it in the meantime",
-        "3g.40gb@0 is not back: 2g.20gb@0",
+        "3g.40gb@0 was not restored: 2g.20gb@0",
     ] {
         assert!(error.causes.iter().any(|cause| cause.contains(says)), "{says}: {error:?}");
     }

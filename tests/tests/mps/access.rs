@@ -87,7 +87,7 @@ fn a_server_that_is_not_asked_has_clients_unless_the_driver_tells_that_it_has_no
         host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
     }
     let refused = act(&agent, "0", "stop", &json!({})).error();
-    assert!(refused.message.contains("1 client is connected"), "{refused:?}");
+    assert!(refused.message.contains("cannot tell whether it has clients"), "{refused:?}");
     let untold = daemon(&agent, "0");
     assert!(!untold.clients_known, "{untold:#?}");
     assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not tell")), "{untold:#?}");
@@ -137,7 +137,9 @@ fn a_slow_daemon_is_not_taken_for_one_without_clients() {
     release_all(&agent, "0");
     fault(&host, "slow-hello --ms 1200");
     let refused = act(&agent, "0", "stop", &json!({})).error();
-    assert!(refused.code == Code::Blocked && refused.message.contains("cannot tell"), "{refused:?}");
+    // The look for the processes of the lease may have found it.
+    let says = ["cannot tell", "1 client is connected"].iter().any(|part| refused.message.contains(part));
+    assert!(refused.code == Code::Blocked && says, "{refused:?}");
     assert_eq!(act(&agent, "0", "restart", &json!({})).error().code, Code::Blocked);
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     clear_faults(&host);

@@ -10,7 +10,7 @@ use gpush_api::{Code, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
-    mps::{Client, Served, act, becomes, daemon, lease, reaches, release, signal},
+    mps::{Client, Served, act, becomes, daemon, lease, reaches, release, release_all, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -58,6 +58,9 @@ fn a_cordoned_gpu_gives_no_share_and_is_drained_of_its_shares_and_clients_alone(
 #[test]
 fn in_maintenance_no_daemon_is_started_in_place_of_one_that_ended() {
     let served = Served::up();
+    // Maintenance waits for leases.
+    release_all(&served.agent, "0");
+    served.agent.await_that("no lease", || daemon(&served.agent, "0").leases.is_empty());
     assert_eq!(served.agent.post("/v1/maintenance/enter", &json!({ "reason": "a look" })).status, 200);
     assert!(signal(served.pid, Signal::SIGKILL));
     let waits = becomes(&served.agent, "0", "waiting", |daemon| {

@@ -240,7 +240,7 @@ fn gpu_in_mig_mode_is_drift_and_untouched() {
     reload(&mut agent, &(around.config(&[], "") + rule));
     agent.settle_reads();
     let gpu = agent.gpu(0);
-    assert_eq!(gpu.drift, ["MIG mode is on, mode timeslice wants the whole GPU"]);
+    assert_eq!(gpu.drift, ["MIG mode is on, but mode `timeslice` needs the whole GPU"]);
     let view = gpu.timeslice.unwrap();
     assert_eq!((view.state, view.level), (TimesliceState::Unknown, None));
     assert!(view.reason.unwrap().contains("MIG mode is on"));
@@ -259,7 +259,7 @@ fn part_without_levels_is_reported_and_asked_once() {
     let mut agent = Agent::start(&host, &(around.config(&[], "") + LONG));
     agent.await_that("what the driver says", || turns(&agent, 0).state == TimesliceState::Unsupported);
     let gpu = agent.gpu(0);
-    assert_eq!(gpu.drift, ["it has no time-slice levels, the config wants long"]);
+    assert_eq!(gpu.drift, ["the GPU has no time-slice levels, but the config says long"]);
     assert!(gpu.timeslice.unwrap().reason.unwrap().contains("Turing"));
     assert_eq!(around.take_calls().len(), 1);
     assert!(health(&agent).errors.is_empty(), "it is no fault");

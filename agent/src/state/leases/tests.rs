@@ -116,10 +116,10 @@ fn lease_expires_by_either_clock() {
 
 #[test]
 fn plan_sees_idle_leases_as_users_of_their_targets() {
-    let mut table = LeaseTable::new(vec![
-        record(7, 1000, "MIG-1"),
-        LeaseRecord { state: LeaseState::Queued, ..record(8, 1000, "MIG-0") },
-    ], CreatedInstances::new());
+    let mut table = LeaseTable::new(
+        vec![record(7, 1000, "MIG-1"), LeaseRecord { state: LeaseState::Queued, ..record(8, 1000, "MIG-0") }],
+        CreatedInstances::new(),
+    );
     table.reserve(Reservation { holder: 1001, members: vec![member("GPU-0")] });
     let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
     gpus.truncate(1);

@@ -267,7 +267,7 @@ pub struct MpsDaemon {
     #[serde(default = "yes")]
     pub clients_known: bool,
     /// Leases on the target that have not ended.
-    #[serde(default)]
+    #[serde(rename = "granted_leases", default)]
     pub leases: Vec<Lease>,
     /// Sum of their percentages, rounded up.
     #[serde(default)]

@@ -3,7 +3,7 @@
 use gpush_api::{Event, Happening, Resync, ResyncReason, TimesliceState, TimesliceView};
 
 use super::*;
-use crate::render::{audit, devices, events, listing::Listing, mps, processes, timeslice};
+use crate::render::{audit, devices, events, lease, listing::Listing, mps, processes, timeslice};
 
 /// The lists, by command.
 fn lists(look: &Look) -> Vec<(&'static str, Listing)> {
@@ -51,6 +51,12 @@ fn lists(look: &Look) -> Vec<(&'static str, Listing)> {
         at: look.now,
         what: Happening::Resync(Resync { reason: ResyncReason::OtherLife }),
     };
+    let leases = fixtures::lease::all();
+    let granted = gpush_api::LeaseGrant {
+        lease: fixtures::lease::mps(),
+        environment: Default::default(),
+        warnings: vec!["percentage and memory limit are ceilings of MPS clients".to_owned()],
+    };
     let overridden = Overrides { generation: 4, overrides: vec![one] };
     vec![
         ("gpu list", table::gpus(&gpus, look)),
@@ -60,6 +66,9 @@ fn lists(look: &Look) -> Vec<(&'static str, Listing)> {
         ("mps list", mps::list::list(&daemons, &[], look)),
         ("mps clients", mps::clients::all(&daemons, look)),
         ("process list", processes::list(&fixtures::mps::processes(), false, look)),
+        ("lease list", lease::list(&leases, &gpus, look)),
+        ("lease show", lease::show(&leases[..2], &gpus, look)),
+        ("lease request", lease::granted(&granted, &gpus, look)),
         ("operation list", table::operations(&operations, look)),
         ("config overrides", overrides::list(&overridden, look)),
         ("events", events::list(&[gpush_client::Told::Known(Box::new(event))], &gpus, look)),

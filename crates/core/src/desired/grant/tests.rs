@@ -140,13 +140,13 @@ impl Scene {
         let member = |lease: &LeaseUse| LeaseMember {
             target: lease.target.clone(),
             gpu: self.gpu.uuid.clone(),
-            share: MemberShare::Mig { profile: String::new(), generation: 1 },
+            share: MemberShare::Mig { profile: String::new() },
             memory_mib: 0,
             gpu_memory_mib: 0,
         };
         let members: Vec<LeaseMember> = self.gpu.leases.iter().map(member).collect();
         let members: Vec<(u32, &LeaseMember)> = members.iter().map(|member| (1000, member)).collect();
-        let dynamic = [(self.gpu.uuid.clone(), self.created())].into();
+        let created = [(self.gpu.uuid.clone(), self.created())].into();
         let gpus = std::slice::from_ref(&self.gpu);
         let (claimed, daemons, users) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
         let snapshot = Snapshot {
@@ -156,7 +156,7 @@ impl Scene {
             claimed: &claimed,
             daemons: &daemons,
             users: &users,
-            dynamic: &dynamic,
+            created: &created,
         };
         let share = WantedShare::Mig(WantedDevice::Profile(profile.to_owned()));
         let wanted = Wanted { share, count: 1, holder: 1000, gpus: None, target: None };
