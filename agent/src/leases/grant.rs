@@ -13,6 +13,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseRequest, LeaseWait};
+use gpush_core::desired::wishes;
 use gpush_core::lease::{
     placement::{Assignment, Closed, Host, NoAssignment, Obstacle, place},
     quota,
@@ -382,6 +383,7 @@ pub(super) fn explain(
         error.causes.extend(mps::not_serving(&leases.handles.mps, &uuids));
     }
     let table = leases.handles.state.leases();
+    error.causes.extend(foreign(leases, &table, gpus, &indexes));
     let is_here = |member: &LeaseMember| {
         uuids.contains(&member.gpu.as_str())
             && resolved.wanted.target.as_ref().is_none_or(|target| member.target == *target)
@@ -401,6 +403,22 @@ pub(super) fn explain(
         error.causes.push(format!("{more} more leases are in the way"));
     }
     error
+}
+
+/// Names the instances of other programs on GPUs whose layout is `dynamic`: they are not destroyed for a lease.
+fn foreign(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet<u32>) -> Vec<String> {
+    let wishes = wishes(&leases.handles.state.config(), gpus);
+    let dynamic = gpus.iter().zip(wishes).filter(|(gpu, wish)| wish.dynamic && indexes.contains(&gpu.index));
+    let named = dynamic.flat_map(|(gpu, _)| {
+        let created = table.created.get(&gpu.uuid);
+        let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+        let others = instances.filter(move |one| !created.is_some_and(|created| created.contains(&one.placement)));
+        others.map(move |one| {
+            let (index, profile, start) = (gpu.index, &one.profile, one.placement.start);
+            format!("another program created {profile}@{start} on GPU {index}: it is not destroyed for a lease")
+        })
+    });
+    named.take(MOST_NAMED).collect()
 }
 
 /// The channel on which a waiting request gets its result.

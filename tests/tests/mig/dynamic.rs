@@ -107,6 +107,7 @@ fn own_free_devices_in_the_way_are_destroyed_and_devices_of_other_programs_never
     agent.await_that("the foreign device is seen", || agent.gpu(0).mig.is_some_and(|mig| mig.instances.len() == 2));
     let refused = ask(&agent, "7g.80gb", &json!({})).unwrap_err();
     assert!(refused.code == Code::Blocked, "{refused:?}");
+    assert!(refused.causes.iter().any(|cause| cause.contains("another program created 1g.10gb@6")), "{refused:?}");
     assert_eq!(truth(&host, 0).len(), 2, "nothing was destroyed");
     // A free device of another program is used where it fits.
     let used = ask(&agent, "1g.10gb", &json!({})).expect("a lease");
@@ -174,41 +175,49 @@ fn ask_and_die(agent: &mut Agent, profile: &str) {
     agent.wait();
 }
 
-#[test]
-fn grant_that_is_killed_around_every_driver_call_ends_granted_or_not() {
+/// Two free devices of gpushd, which the grant of a whole GPU destroys first.
+fn prepare(agent: &Agent) {
+    for profile in ["3g.40gb", "2g.20gb"] {
+        let one = ask(agent, profile, &json!({})).unwrap_or_else(|error| panic!("{profile}: {error:?}"));
+        ended(agent, one.lease.id);
+    }
+}
+
+/// Kills gpushd around each driver call of a grant, or after the call that fails by `fault`, and counts the ends of the
+/// leases.
+fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
     let (host, mut agent) = started();
-    // The grant of a whole GPU destroys two free devices first.
-    let prepare = |agent: &Agent| {
-        for profile in ["3g.40gb", "2g.20gb"] {
-            let one = ask(agent, profile, &json!({})).unwrap_or_else(|error| panic!("{profile}: {error:?}"));
-            ended(agent, one.lease.id);
-        }
-    };
     prepare(&agent);
     let before = truth(&host, 0);
     host.start_trace();
-    let whole = ask(&agent, "7g.80gb", &json!({})).expect("a lease");
+    fault.iter().for_each(|fault| host.fault(fault));
+    let first = ask(&agent, "7g.80gb", &json!({}));
+    host.clear_faults();
     let calls: Vec<Traced> = host.trace();
-    let after = truth(&host, 0);
-    ended(&agent, whole.lease.id);
-    let mut last = whole.lease.id.0;
+    assert_eq!(first.is_err(), fault.is_some(), "{first:?}");
+    let from = calls.iter().position(|call| call.rc != 0).map_or(0, |failed| failed + 1);
+    if let Ok(granted) = first {
+        ended(&agent, granted.lease.id);
+    }
     let mut ends: BTreeMap<String, u32> = BTreeMap::new();
-    for k in 0..calls.len() {
+    for k in from..calls.len() {
         for when in ["before", "after"] {
             prepare(&agent);
             assert_eq!(truth(&host, 0), before);
+            let last = newest(&agent);
+            fault.iter().for_each(|fault| host.fault(fault));
             host.fault(&fault_at(&calls, k, &format!("--kill {when} --parent")));
             ask_and_die(&mut agent, "7g.80gb");
             host.clear_faults();
             agent = start(&host);
             let what = format!("{when} call {k} ({})", calls[k].function);
-            let id = newest(&agent, last);
-            last = id.0;
+            let id = newest(&agent);
+            assert!(id > last, "{what}: the lease was recorded with its operation");
             agent.await_that("the lease is decided", || lease_now(&agent, id).state != LeaseState::Granting);
             let lease = lease_now(&agent, id);
             match lease.state {
                 LeaseState::Active => {
-                    assert_eq!(truth(&host, 0), after, "{what}");
+                    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"], "{what}");
                     assert!(lease.members[0].target.starts_with("MIG-"), "{what}: {lease:?}");
                     ended(&agent, id);
                 }
@@ -216,7 +225,6 @@ fn grant_that_is_killed_around_every_driver_call_ends_granted_or_not() {
                     assert_eq!((truth(&host, 0), lease.reason), (before.clone(), Some(EndReason::Failed)), "{what}");
                     // The devices are gpushd's own as before: they can be destroyed for a lease.
                     let one = ask(&agent, "7g.80gb", &json!({})).unwrap_or_else(|error| panic!("{what}: {error:?}"));
-                    last = one.lease.id.0;
                     ended(&agent, one.lease.id);
                 }
                 LeaseState::Queued | LeaseState::Granting | LeaseState::Releasing => panic!("{what}: {lease:?}"),
@@ -224,14 +232,25 @@ fn grant_that_is_killed_around_every_driver_call_ends_granted_or_not() {
             *ends.entry(lease.state.to_string()).or_default() += 1;
         }
     }
-    println!("killed at {} points of a grant: {ends:?}", ends.values().sum::<u32>());
-    assert!(ends.values().sum::<u32>() >= 10, "{ends:?}");
+    ends
 }
 
-/// The last lease, which is not the one with number `before`.
-fn newest(agent: &Agent, before: u64) -> LeaseId {
+#[test]
+fn grant_that_is_killed_around_every_driver_call_is_completed() {
+    let ends = kill_around(None);
+    println!("killed at {} points of a grant: {ends:?}", ends.values().sum::<u32>());
+    assert!(ends.values().sum::<u32>() >= 8, "{ends:?}");
+}
+
+#[test]
+fn rollback_of_a_grant_that_is_killed_around_every_driver_call_ends_without_a_lease() {
+    let ends = kill_around(Some("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --rc INSUFFICIENT_RESOURCES"));
+    println!("killed at {} points of a rollback: {ends:?}", ends.values().sum::<u32>());
+    assert!(ends.values().sum::<u32>() >= 6 && ends.keys().eq(["ended"]), "{ends:?}");
+}
+
+/// The last lease.
+fn newest(agent: &Agent) -> LeaseId {
     let all: Vec<gpush_api::Lease> = serde_json::from_value(agent.get("/v1/leases?ended=5").json()).expect("leases");
-    let newest = all.iter().map(|lease| lease.id).max_by_key(|id| id.0).expect("a lease");
-    assert!(newest.0 > before, "{newest} {before}");
-    newest
+    all.iter().map(|lease| lease.id).max_by_key(|id| id.0).expect("a lease")
 }

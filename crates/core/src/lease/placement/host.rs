@@ -155,7 +155,8 @@ impl GpuOffer {
         if let Some(mig) = &mut empty.mig {
             mig.reserved.clear();
             for instance in &mut mig.instances {
-                (instance.busy, instance.clearing) = (false, false);
+                // Another program can remove what it created.
+                (instance.busy, instance.clearing, instance.foreign) = (false, false, false);
                 instance.devices.iter_mut().for_each(|device| device.free = true);
             }
         }
