@@ -176,7 +176,7 @@ fn in_use(index: Option<u32>, uuid: &str, holder: &str) -> ApiError {
 /// Refuses to enter maintenance under leases.
 fn leased(leases: Vec<String>) -> ApiError {
     let mut error =
-        ApiError::new(Code::Blocked, format!("cannot enter maintenance: {} leases are in use", leases.len()));
+        ApiError::new(Code::Blocked, format!("cannot enter maintenance: {} in use", words::leases_are(leases.len())));
     error.causes = leases;
     error.hint("wait until they end, or revoke them with `gpushctl lease revoke LEASE --reason TEXT --end`").retryable()
 }

@@ -380,7 +380,12 @@ pub(super) fn explain(
     let uuids: Vec<&str> =
         gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
     if resolved.wanted.share.kind() == LeaseKind::Mps {
-        error.causes.extend(mps::not_serving(&leases.handles.mps, &uuids));
+        let closed = mps::not_serving(&leases.handles.mps, &uuids);
+        if closed.len() == uuids.len() {
+            // Waiting does not help where an administrator must start a daemon.
+            error.hint = closed[0].hint.clone().or(error.hint);
+        }
+        error.causes.extend(closed.into_iter().map(|closed| closed.message));
     }
     let table = leases.handles.state.leases();
     error.causes.extend(foreign(leases, &table, gpus, &indexes));

@@ -183,8 +183,7 @@ async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry)
     let inside = seen.clients.len() + seen.waiting.len();
     let why = match (seen.clients_known, inside, leases.len()) {
         (false, _, _) | (true, 0, 0) => "gpushd cannot tell whether it has clients".to_owned(),
-        (true, 0, 1) => "1 lease is in use".to_owned(),
-        (true, 0, leases) => format!("{leases} leases are in use"),
+        (true, 0, leases) => format!("{} in use", words::leases_are(leases)),
         (true, 1, _) => "1 client is connected".to_owned(),
         (true, clients, _) => format!("{clients} clients are connected"),
     };

@@ -184,10 +184,10 @@ pub(super) fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
 }
 
 /// Returns why targets on these GPUs do not serve, one sentence each.
-pub(crate) fn not_serving(mps: &Mps, gpus: &[&str]) -> Vec<String> {
+pub(crate) fn not_serving(mps: &Mps, gpus: &[&str]) -> Vec<ApiError> {
     let entries = mps.entries().clone();
     let here = entries.into_iter().filter(|(_, entry)| gpus.contains(&entry.gpu_uuid.as_str()));
-    here.filter_map(|(uuid, _)| serves(mps, &uuid).err().map(|error| error.message)).collect()
+    here.filter_map(|(uuid, _)| serves(mps, &uuid).err()).collect()
 }
 
 /// Returns the user of each target whose daemon serves one user, whatever its rule wants: the holder of a lease there, or

@@ -125,7 +125,7 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) 
         MpsState::Fault => "met a fault".to_owned(),
         other => format!("is {}", other.name().replace('_', " ")),
     };
-    let mut error = ApiError::new(Code::Conflict, format!("{label} can't be had: its MPS daemon {state}"));
+    let mut error = ApiError::new(Code::Conflict, format!("{label} grants no leases: its MPS daemon {state}"));
     let short = name(entry);
     error.causes = reasons(seen, &short);
     match seen.state {

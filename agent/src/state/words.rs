@@ -44,6 +44,11 @@ pub(crate) fn nothing_seen(maintenance: &Maintenance) -> ApiError {
     ApiError { causes, ..refusal(maintenance) }.retryable()
 }
 
+/// Returns the subject of a sentence about leases, with its verb.
+pub(crate) fn leases_are(count: usize) -> String {
+    if count == 1 { "1 lease is".to_owned() } else { format!("{count} leases are") }
+}
+
 /// Returns an error and its causes in one line, for the log.
 pub(crate) fn in_full(error: &ApiError) -> String {
     error.causes.iter().fold(error.to_string(), |text, cause| text + "; " + cause)

@@ -194,6 +194,11 @@ fn plans_are_the_same_with_and_without_an_agent() {
             // Hints of the one are asked offline again.
             let (status, said): (i32, serde_json::Value) = offline;
             let said = said.to_string().replace(&format!(" --offline {}", saved.display()), "");
+            // gpushd has a command for it that an offline host has not.
+            let said = said.replace(
+                "select GPUs that it has: `gpushctl mig profiles`",
+                "`gpushctl gpu list` shows index, UUID, PCI address and product name of each",
+            );
             let offline = (status, serde_json::from_str::<serde_json::Value>(&said).expect("JSON"));
             assert_eq!(online, offline, "{verb} {request:?}");
             tried += 1;
