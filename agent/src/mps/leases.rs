@@ -50,9 +50,12 @@ pub(crate) fn serving(mps: &Mps) -> BTreeSet<String> {
     entries.into_iter().filter(serves).map(|(uuid, _)| uuid).collect()
 }
 
-/// Whether a daemon starts, was found and has not answered yet, or is about to be started.
+/// Whether a daemon starts, was found and does not admit clients yet, or is about to be started.
 pub(crate) fn is_starting(mps: &Mps) -> bool {
-    let starts = |entry: &Entry| view::state(&entry.daemon.seen()) == MpsState::Starting;
+    let starts = |entry: &Entry| {
+        let seen = entry.daemon.seen();
+        matches!(view::state(&seen), MpsState::Starting | MpsState::Ready) && !view::admits(&seen)
+    };
     mps.entries().values().any(starts) || Outlook::of(mps, Viewer::Agent).has_pending(mps)
 }
 

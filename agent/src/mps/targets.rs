@@ -20,7 +20,9 @@ use crate::{caller::Viewer, eligibility};
 pub(crate) fn find(mps: &Mps) {
     let mut known = BTreeSet::new();
     sweep_removed(&mps.base);
-    for (place, spec) in Place::all(&mps.base) {
+    // One whose GPU is not known is found with its target.
+    let placed = Place::all(&mps.base).into_iter().filter(|(_, spec)| !spec.gpu_uuid.is_empty());
+    for (place, spec) in placed {
         known.insert(spec.target.clone());
         let daemon = live(mps, &spec.target, &spec.gpu_uuid, &spec.uuid, place);
         let turn = Arc::default();

@@ -105,7 +105,7 @@ fn other_users_process_and_server_are_hidden_on_each_route() {
     }
     // The lease is shown, with its user and end.
     let other = json(&agent, OTHER, "/v1/mps/0");
-    let shown = &other["leases"][0];
+    let shown = &other["granted_leases"][0];
     let id = taken.lease.id.to_string();
     assert_eq!((shown["holder"]["uid"].as_u64(), shown["id"].as_str()), (Some(OWNER.into()), Some(&*id)));
     assert!(shown["holder"]["user"] == "nobody" && shown["expires_at"].is_string(), "{other}");

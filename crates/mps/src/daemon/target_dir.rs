@@ -87,14 +87,14 @@ impl TargetDir {
         Self { dir: dir.to_owned() }
     }
 
-    /// Lists the directories below the base in which a daemon was started, by name. Leaves out a directory whose GPU is not
-    /// known, which is found with its target, and a renamed one, which no user can reach.
+    /// Lists the directories below the base in which a daemon was started, by name. `gpu_uuid` is empty where the GPU is
+    /// not known yet. Leaves out a renamed directory, which no user can reach.
     pub fn all(base: &Path) -> Vec<(Self, Spec)> {
         let entries = fs::read_dir(base).into_iter().flatten().filter_map(Result::ok);
         let mut all: Vec<_> = entries
             .filter_map(|entry| {
                 let place = Self::at(&entry.path());
-                let spec = place.known_spec().filter(|spec| !spec.gpu_uuid.is_empty())?;
+                let spec = place.known_spec()?;
                 if entry.file_name() != spec.target.as_str() {
                     return None;
                 }
