@@ -189,11 +189,8 @@ mod tests {
     #[test]
     fn hint_about_an_offline_host_names_no_command_that_asks_gpushd() {
         let gpus = host("dgx-a100").unwrap();
-        let request = PlanRequest {
-            gpus: vec!["9".to_owned()],
-            layout: LayoutSource::Entries(vec!["1g.10gb".to_owned()]),
-            ..PlanRequest::default()
-        };
+        let request =
+            PlanRequest { gpus: vec!["9".to_owned()], layout: LayoutSource::Entries(vec!["1g.10gb".to_owned()]) };
         let error = plan("dgx-a100", &gpus, None, &request).unwrap_err();
         assert_eq!(
             error.hint.as_deref(),

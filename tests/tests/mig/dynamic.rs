@@ -31,14 +31,14 @@ fn start(host: &Host) -> Agent {
 
 fn body(profile: &str, more: &Value) -> Value {
     let mut body = json!({ "share": { "kind": "mig_profile", "profile": profile }, "duration_s": 3600 });
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
     body
 }
 
 /// Requests a MIG device on GPU 0, or as `more` says.
 fn ask(agent: &Agent, profile: &str, more: &Value) -> Result<LeaseGrant, ApiError> {
     let mut all = json!({ "selectors": ["0"] });
-    all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    all.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
     let answer = agent.post("/v1/leases", &body(profile, &all));
     if answer.status >= 400 {
         return Err(answer.error());
