@@ -10,6 +10,7 @@ mod ctl;
 mod durable;
 mod footprint;
 mod hung;
+mod leases;
 mod minimum;
 mod mps;
 mod permute;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         Some("reads") => reads::run().print(),
         Some("durable") => durable::run().print(),
         Some("footprint") => footprint::run().print(),
+        Some("leases") => leases::run().print(),
         Some("mps") => mps::run().print(),
         Some("hung") => hung::run().print(),
         Some("serve-static") => bare::serve(&arguments[1..]),
@@ -40,7 +42,7 @@ fn main() -> ExitCode {
             }
         }
         _ => {
-            eprintln!("one of: apply, status, start, reads, durable, footprint, mps, hung");
+            eprintln!("one of: apply, status, start, reads, durable, leases, footprint, mps, hung");
             return ExitCode::FAILURE;
         }
     }

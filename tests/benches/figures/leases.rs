@@ -1,0 +1,245 @@
+//! Cost of leases: a grant, many at once, a grant that creates a MIG device, `gpushctl run`, a release, and a long
+//! history.
+
+use std::{
+    process::{Command, Stdio},
+    sync::Barrier,
+    thread,
+    time::Instant,
+};
+
+use gpush_tests::{agent::Agent, driver, host::Host};
+use rusqlite::Connection;
+use serde_json::Value;
+
+use crate::{
+    bare,
+    client::Client,
+    ctl,
+    report::{Report, median, percentile},
+};
+
+/// GPU 0 has replicas for many leases, GPU 1 is leased as a whole.
+const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 64 }\n\
+                      [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
+
+const REPLICA: &str = r#"{"share": {"kind": "timeslice"}}"#;
+
+/// Grants of each kind.
+const GRANTS: usize = 300;
+/// Clients at once.
+const CLIENTS: usize = 32;
+/// Rounds in which each of them gets a lease.
+const ROUNDS: usize = 20;
+/// Dynamic grants, commands, and releases.
+const FEW: usize = 20;
+/// Ended leases in the long history.
+const HISTORY: usize = 10_000;
+
+/// A grant writes a lease, its number, one row of the audit trail, and the head of the journal.
+const TABLES: [&str; 4] = ["leases", "facts", "audit", "head"];
+
+/// A minimal database with durable commits.
+struct Plain(Connection);
+
+impl Plain {
+    fn open(host: &Host) -> Self {
+        let database = Connection::open(host.scratch("plain.db")).expect("a database");
+        database.pragma_update(None, "journal_mode", "WAL").expect("a log");
+        database.pragma_update(None, "synchronous", "FULL").expect("it is synced");
+        for table in TABLES {
+            let create = format!("CREATE TABLE {table} (number INTEGER PRIMARY KEY, what TEXT NOT NULL)");
+            database.execute(&create, ()).expect("a table");
+        }
+        Self(database)
+    }
+
+    /// Returns the seconds of one commit.
+    fn commit(&self) -> f64 {
+        let (begun, text) = (Instant::now(), "x".repeat(300));
+        let transaction = self.0.unchecked_transaction().expect("a transaction");
+        for table in TABLES {
+            let insert = format!("INSERT INTO {table} (what) VALUES (?1)");
+            transaction.prepare_cached(&insert).and_then(|mut insert| insert.execute([&text])).expect("a row");
+        }
+        transaction.commit().expect("a commit");
+        begun.elapsed().as_secs_f64()
+    }
+}
+
+/// Requests a lease: its id, and the seconds.
+fn grant(client: &mut Client, body: &str) -> (String, f64) {
+    let (status, answer, took) = client.ask("POST", "/v1/leases", body).expect("an answer");
+    assert_eq!(status, 200, "{}", String::from_utf8_lossy(&answer));
+    let answer: Value = serde_json::from_slice(&answer).expect("JSON");
+    (answer["lease"]["id"].as_str().expect("an id").to_owned(), took)
+}
+
+fn release(client: &mut Client, id: &str) {
+    client.timed("POST", &format!("/v1/leases/{id}/release"), "{}", 200);
+}
+
+/// Seconds of [`GRANTS`] grants, each released before the next.
+fn grants(client: &mut Client, mut between: impl FnMut()) -> Vec<f64> {
+    let one = |_| {
+        between();
+        let (id, took) = grant(client, REPLICA);
+        release(client, &id);
+        took
+    };
+    (0..GRANTS).map(one).collect()
+}
+
+/// Grants a second when [`CLIENTS`] clients request one each at the same time.
+fn rate(agent: &Agent, rounds: usize) -> f64 {
+    let barrier = Barrier::new(CLIENTS);
+    let took: Vec<f64> = thread::scope(|scope| {
+        let client = || {
+            let mut client = Client::connect(agent.socket()).expect("a connection");
+            let mut sum = 0.0;
+            for _ in 0..rounds {
+                barrier.wait();
+                let (id, _) = grant_at(&barrier, &mut client, &mut sum);
+                release(&mut client, &id);
+            }
+            sum
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
+        clients.into_iter().map(|one| one.join().expect("a client")).collect()
+    });
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    let (grants, slowest) = ((CLIENTS * rounds) as f64, took.into_iter().fold(0.0, f64::max));
+    grants / slowest
+}
+
+/// Requests a lease, and adds the time until all clients have theirs.
+fn grant_at(barrier: &Barrier, client: &mut Client, sum: &mut f64) -> (String, f64) {
+    let begun = Instant::now();
+    let granted = grant(client, REPLICA);
+    barrier.wait();
+    *sum += begun.elapsed().as_secs_f64();
+    granted
+}
+
+/// Seconds of a grant that creates a MIG device, and of the same two driver calls alone, with latencies as on hardware.
+fn dynamic() -> (f64, f64) {
+    let toml = "latencies = true\n\n[[gpu]]\nmodel = \"h100-80-sxm\"\n";
+    let (host, direct) = (Host::up(toml), Host::up(toml));
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
+    let agent = Agent::start(&host, config);
+    agent.wait_for_layouts_at_start();
+    let mut client = Client::connect(agent.socket()).expect("a connection");
+    let mut ours = Vec::new();
+    for _ in 0..FEW {
+        let body = r#"{"share": {"kind": "mig_profile", "profile": "1g.10gb"}}"#;
+        let mut ids = Vec::new();
+        for _ in 0..7 {
+            let (id, took) = grant(&mut client, body);
+            ours.push(took);
+            ids.push(id);
+        }
+        ids.iter().for_each(|id| release(&mut client, id));
+        // The devices go, so that the next round creates them again.
+        let whole = grant(&mut client, r#"{"share": {"kind": "mig_profile", "profile": "7g.80gb"}}"#).0;
+        release(&mut client, &whole);
+    }
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let alone = runtime.block_on(async {
+        let hardware = driver::hardware(&direct);
+        let uuid = driver::uuids(&hardware).await.remove(0);
+        hardware.set_mig_mode(&uuid, true).await.expect("MIG mode");
+        let mut took = Vec::new();
+        for start in 0..7 {
+            let (profile, placement) = driver::place(&hardware, &uuid, "1g.10gb", start).await;
+            let begun = Instant::now();
+            let made = hardware.create_gpu_instance(&uuid, profile, placement).await.expect("an instance");
+            hardware.create_compute_instance(&uuid, made.id, 0, None).await.expect("a compute instance");
+            took.push(begun.elapsed().as_secs_f64());
+        }
+        hardware.stop().await.expect("the worker ends");
+        median(took)
+    });
+    (median(ours), alone)
+}
+
+/// Seconds of `true`, of `gpushctl run -- true`, and from its end to the next grant of the same capacity.
+fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
+    let mut client = Client::connect(agent.socket()).expect("a connection");
+    let (mut bare, mut run, mut free) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..FEW {
+        let begun = Instant::now();
+        assert!(Command::new("true").stdin(Stdio::null()).status().expect("true").success());
+        bare.push(begun.elapsed().as_secs_f64());
+        let begun = Instant::now();
+        ctl::must(host, agent, &["run", "--whole", "--", "true"]);
+        run.push(begun.elapsed().as_secs_f64());
+        // A request without `wait` waits for a lease whose process has ended.
+        let begun = Instant::now();
+        let (id, _) = grant(&mut client, r#"{"share": {"kind": "whole"}}"#);
+        free.push(begun.elapsed().as_secs_f64());
+        release(&mut client, &id);
+    }
+    (median(bare), median(run), free)
+}
+
+/// Measures everything.
+pub(crate) fn run() -> Report {
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n");
+    let agent = Agent::start_public(&host, CONFIG);
+    agent.wait_for_layouts_at_start();
+    let mut ours = Client::connect(agent.socket()).expect("a connection");
+    let socket = host.scratch("static.sock");
+    let _server = bare::server(&socket, 700);
+    let mut static_client = Client::connect(&socket).expect("a connection");
+    let plain = Plain::open(&host);
+    let (mut commits, mut trips) = (Vec::new(), Vec::new());
+    let first = grants(&mut ours, || {
+        commits.push(plain.commit());
+        trips.push(static_client.timed("POST", "/", REPLICA, 200));
+    });
+    let (commit, trip, granted) = (median(commits), median(trips), median(first));
+    let ratio = granted / (commit + trip);
+    let crowd = rate(&agent, ROUNDS);
+    let crowd_ratio = crowd * commit;
+    let (created, driver) = dynamic();
+    let (bare, command, free) = runs(&host, &agent);
+    let slowest = percentile(free.clone(), 0.95);
+    rate(&agent, HISTORY / CLIENTS);
+    let long = median(grants(&mut ours, || {}));
+    let slower = long / granted;
+
+    let mut report = Report::new(
+        "Leases",
+        &format!(
+            "A grant of a free share, durable before the answer, alternates with a synced commit of as many rows to a \
+             plain SQLite database on the same file system and with a request that changes nothing; medians of \
+             {GRANTS}. {CLIENTS} clients request at the same time, {ROUNDS} times. A dynamic grant creates a MIG \
+             device on a simulated H100 with latencies as on hardware; its two driver calls were also measured alone. \
+             `gpushctl run` starts, connects, and becomes the command. At last {HISTORY} leases have ended."
+        ),
+        &["", "ms", "ratio"],
+    );
+    let ms = |seconds: f64| format!("{:.2}", seconds * 1e3);
+    let rows: [(&str, f64, String); 9] = [
+        ("plain commit and plain request", commit + trip, "1".to_owned()),
+        ("grant", granted, format!("{ratio:.1}")),
+        ("grant, after a long history", long, format!("{:.1}", long / (commit + trip))),
+        ("grant, of 32 at once: time for each", 1.0 / crowd, String::new()),
+        ("driver calls of a dynamic grant", driver, "1".to_owned()),
+        ("dynamic grant", created, format!("{:.1}", created / driver)),
+        ("`true`", bare, String::new()),
+        ("`gpushctl run -- true`", command, String::new()),
+        ("from its end to the next grant, median", median(free), String::new()),
+    ];
+    report.rows.extend(rows.map(|(what, seconds, ratio)| vec![what.to_owned(), ms(seconds), ratio]));
+    report.target("a grant, p50", "at most 2 times both", &format!("{ratio:.1} times"), ratio <= 2.0);
+    let measured = format!("{crowd_ratio:.1} times");
+    report.target("grants of 32 clients", "at least 2 times plain commits", &measured, crowd_ratio >= 2.0);
+    let beyond = (created - driver) * 1e3;
+    report.target("a dynamic grant beyond the driver", "at most 15 ms", &format!("{beyond:.1} ms"), beyond <= 15.0);
+    let to_free = format!("{} ms", ms(slowest));
+    report.target("from the last exit to the next grant, p95", "at most 50 ms", &to_free, slowest <= 0.05);
+    let measured = format!("{slower:.2} times");
+    report.target("a grant after 10,000 ended leases", "at most 1.25 times", &measured, slower <= 1.25);
+    report
+}
