@@ -7,15 +7,14 @@
 //!            refused, or queued                              capacity freed         └ not known: stays reserved
 //! ```
 //!
-//! A request without `wait` is refused when there is no room. An operation that has the GPUs is waited for, since most
-//! end within seconds.
+//! A request without `wait` is refused when there is no room. It waits for what is about to end: an operation on the
+//! GPUs, a lease whose processes have ended, an MPS daemon that starts.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseRequest, LeaseWait};
-use gpush_core::desired::wishes;
+use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseMember, LeaseRequest, LeaseWait};
 use gpush_core::lease::{
-    placement::{Assignment, Closed, Host, NoAssignment, Obstacle, place},
+    placement::{Assignment, Host, NoAssignment, place},
     quota,
     request::spec,
 };
@@ -29,6 +28,7 @@ use tokio::{
 use super::{
     Leases,
     dynamic::{self, Missing},
+    explain::{Passes, explain, passes},
     offers::{self, gpus_of},
     queue,
     request::{Resolved, resolve},
@@ -37,9 +37,9 @@ use super::{
 use crate::{
     caller::{Caller, Viewer},
     idempotency::Key,
-    lanes::{Grant, Ticket},
+    lanes::Grant,
     mps,
-    state::{LeaseTable, Observed, OpenLease, Reservation, ReservationId, words},
+    state::{LeaseTable, Observed, Reservation, ReservationId, words},
 };
 
 /// How long a request without `wait` waits for what is about to end: an operation, or a lease without processes.
@@ -47,9 +47,6 @@ const OPERATION: Duration = Duration::from_secs(2);
 
 /// Pause between two looks for room within that time.
 const LOOK: Duration = Duration::from_millis(50);
-
-/// Most leases that an error names.
-const MOST_NAMED: usize = 16;
 
 /// The result of a request.
 #[derive(Debug)]
@@ -130,27 +127,6 @@ pub(crate) async fn request(
             }
         }
     }
-}
-
-/// Whether an obstacle passes within a moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Passes {
-    No,
-    /// An operation, or a lease whose last process has ended: most end within seconds.
-    Soon,
-    /// An MPS daemon starts, or is found again by a gpushd that has just started.
-    Starting,
-}
-
-fn passes(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> Passes {
-    let NoAssignment::Busy { obstacles } = why else { return Passes::No };
-    let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
-    let table = leases.handles.state.leases();
-    if obstacles.iter().any(is_claimed) || table.holding().any(OpenLease::ends_now) {
-        return Passes::Soon;
-    }
-    let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
-    if is_mps && mps::is_starting(&leases.handles.mps) { Passes::Starting } else { Passes::No }
 }
 
 /// Returns the lease that a request with this key got before.
@@ -353,77 +329,6 @@ pub(super) fn end(duration_s: Option<u64>) -> Option<Timestamp> {
     let span = SignedDuration::from_secs(i64::try_from(duration_s?).ok()?);
     // Durations are limited to a year.
     Timestamp::now().checked_add(span).ok()
-}
-
-/// Explains why a request has no assignment: the obstacles, and the leases that hold the capacity.
-/// `before` is the position of the request, if it waits.
-pub(super) fn explain(
-    leases: &Leases,
-    why: &NoAssignment,
-    resolved: &Resolved,
-    gpus: &[Gpu],
-    before: Option<Ticket>,
-) -> ApiError {
-    let mut error = why.error(&resolved.wanted);
-    let NoAssignment::Busy { obstacles } = why else { return error };
-    if let Some(target) = &resolved.wanted.target
-        && let Err(closed) = mps::serves(&leases.handles.mps, target)
-    {
-        return closed;
-    }
-    let indexes: BTreeSet<u32> = obstacles.iter().map(|(index, _)| *index).collect();
-    // Why a GPU is closed, such as the reason of its cordon.
-    let is_closed = |gpu: &&Gpu| {
-        obstacles.iter().any(|(index, obstacle)| *index == gpu.index && matches!(obstacle, Obstacle::Closed(_)))
-    };
-    error.causes.extend(gpus.iter().filter(is_closed).flat_map(|gpu| gpu.reasons.iter().cloned()));
-    let uuids: Vec<&str> =
-        gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
-    if resolved.wanted.share.kind() == LeaseKind::Mps {
-        let closed = mps::not_serving(&leases.handles.mps, &uuids);
-        if closed.len() == uuids.len() {
-            // Waiting does not help where an administrator must start a daemon.
-            error.hint = closed[0].hint.clone().or(error.hint);
-        }
-        error.causes.extend(closed.into_iter().map(|closed| closed.message));
-    }
-    let table = leases.handles.state.leases();
-    error.causes.extend(foreign(leases, &table, gpus, &indexes));
-    let is_here = |member: &LeaseMember| {
-        uuids.contains(&member.gpu.as_str())
-            && resolved.wanted.target.as_ref().is_none_or(|target| member.target == *target)
-    };
-    let holding: Vec<String> =
-        table.holding().filter(|lease| lease.record.members.iter().any(is_here)).map(OpenLease::describe).collect();
-    error.causes.extend(holding.iter().take(MOST_NAMED).map(|lease| format!("{lease} is in the way")));
-    let ahead = leases.handles.lanes.entries().into_iter().filter(|(ticket, entry)| {
-        before.is_none_or(|before| *ticket < before)
-            && entry.needs.iter().any(|(gpu, need)| {
-                uuids.contains(&gpu.as_str())
-                    && resolved.wanted.target.as_ref().is_none_or(|target| need.concerns(target))
-            })
-    });
-    error.causes.extend(ahead.map(|(_, entry)| format!("{} waits for it and came first", entry.waiter)));
-    if let Some(more) = holding.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
-        error.causes.push(format!("{more} more leases are in the way"));
-    }
-    error
-}
-
-/// Names the instances of other programs on GPUs whose layout is `dynamic`: they are not destroyed for a lease.
-fn foreign(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet<u32>) -> Vec<String> {
-    let wishes = wishes(&leases.handles.state.config(), gpus);
-    let dynamic = gpus.iter().zip(wishes).filter(|(gpu, wish)| wish.dynamic && indexes.contains(&gpu.index));
-    let named = dynamic.flat_map(|(gpu, _)| {
-        let created = table.created.get(&gpu.uuid);
-        let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-        let others = instances.filter(move |one| !created.is_some_and(|created| created.contains(&one.placement)));
-        others.map(move |one| {
-            let (index, profile, start) = (gpu.index, &one.profile, one.placement.start);
-            format!("another program created {profile}@{start} on GPU {index}: it is not destroyed for a lease")
-        })
-    });
-    named.take(MOST_NAMED).collect()
 }
 
 /// The channel on which a waiting request gets its result.

@@ -20,6 +20,7 @@
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
 //! | `grant` | placing, reserving, committing |
 //! | `dynamic` | grants that create MIG devices |
+//! | `explain` | why a request has no assignment |
 //! | `queue` | requests that wait |
 //! | `change` | release, renewal, revocation |
 //! | `life` | the end of a lease: bindings, expiry, processes that are left |
@@ -28,6 +29,7 @@
 
 mod change;
 mod dynamic;
+mod explain;
 mod grant;
 mod life;
 mod offers;

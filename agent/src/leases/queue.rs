@@ -27,6 +27,7 @@ use tokio::{
 
 use super::{
     Leases,
+    explain::explain,
     grant::{self, NotReserved, Reply, Reserved},
     offers,
     request::Resolved,
@@ -255,7 +256,7 @@ fn decide(
                 Outcome::Never(why) => {
                     let removed = leases.waiting().remove(&ticket);
                     never.extend(removed.map(|waiting| {
-                        let error = grant::explain(leases, &why, &waiting.resolved, gpus, Some(ticket));
+                        let error = explain(leases, &why, &waiting.resolved, gpus, Some(ticket));
                         (waiting, error)
                     }));
                 }
@@ -313,7 +314,7 @@ fn note(
     let (needs, reasons) = {
         let waiting = leases.waiting();
         let Some(waiting) = waiting.get(&ticket) else { return };
-        let error = why.map(|why| grant::explain(leases, why, &waiting.resolved, gpus, Some(ticket)));
+        let error = why.map(|why| explain(leases, why, &waiting.resolved, gpus, Some(ticket)));
         (needs(host, reserves), error.map_or_else(Vec::new, |error| error.causes))
     };
     if let Some(waiting) = leases.waiting().get(&ticket) {

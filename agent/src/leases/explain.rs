@@ -1,0 +1,113 @@
+//! Why a request has no assignment: the obstacles, the leases that hold the capacity, and whether they pass by
+//! themselves.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{ApiError, Gpu, LeaseKind, LeaseMember};
+use gpush_core::{
+    desired::wishes,
+    lease::placement::{Closed, NoAssignment, Obstacle},
+};
+
+use super::{Leases, request::Resolved};
+use crate::{
+    lanes::Ticket,
+    mps,
+    state::{LeaseTable, OpenLease},
+};
+
+/// Most leases that an error names.
+const MOST_NAMED: usize = 16;
+
+/// Explains why a request has no assignment: the obstacles, and the leases that hold the capacity.
+/// `before` is the position of the request, if it waits.
+pub(super) fn explain(
+    leases: &Leases,
+    why: &NoAssignment,
+    resolved: &Resolved,
+    gpus: &[Gpu],
+    before: Option<Ticket>,
+) -> ApiError {
+    let mut error = why.error(&resolved.wanted);
+    let NoAssignment::Busy { obstacles } = why else { return error };
+    if let Some(target) = &resolved.wanted.target
+        && let Err(closed) = mps::serves(&leases.handles.mps, target)
+    {
+        return closed;
+    }
+    let indexes: BTreeSet<u32> = obstacles.iter().map(|(index, _)| *index).collect();
+    // Why a GPU is closed, such as the reason of its cordon.
+    let is_closed = |gpu: &&Gpu| {
+        obstacles.iter().any(|(index, obstacle)| *index == gpu.index && matches!(obstacle, Obstacle::Closed(_)))
+    };
+    error.causes.extend(gpus.iter().filter(is_closed).flat_map(|gpu| gpu.reasons.iter().cloned()));
+    let uuids: Vec<&str> =
+        gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
+    if resolved.wanted.share.kind() == LeaseKind::Mps {
+        let closed = mps::not_serving(&leases.handles.mps, &uuids);
+        if closed.len() == uuids.len() {
+            // Waiting does not help where an administrator must start a daemon.
+            error.hint = closed[0].hint.clone().or(error.hint);
+        }
+        error.causes.extend(closed.into_iter().map(|closed| closed.message));
+    }
+    let table = leases.handles.state.leases();
+    error.causes.extend(foreign(leases, &table, gpus, &indexes));
+    let is_here = |member: &LeaseMember| {
+        uuids.contains(&member.gpu.as_str())
+            && resolved.wanted.target.as_ref().is_none_or(|target| member.target == *target)
+    };
+    let holding: Vec<String> =
+        table.holding().filter(|lease| lease.record.members.iter().any(is_here)).map(OpenLease::describe).collect();
+    error.causes.extend(holding.iter().take(MOST_NAMED).map(|lease| format!("{lease} is in the way")));
+    let ahead = leases.handles.lanes.entries().into_iter().filter(|(ticket, entry)| {
+        before.is_none_or(|before| *ticket < before)
+            && entry.needs.iter().any(|(gpu, need)| {
+                uuids.contains(&gpu.as_str())
+                    && resolved.wanted.target.as_ref().is_none_or(|target| need.concerns(target))
+            })
+    });
+    error.causes.extend(ahead.map(|(_, entry)| format!("{} waits for it and came first", entry.waiter)));
+    if let Some(more) = holding.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
+        error.causes.push(format!("{more} more leases are in the way"));
+    }
+    error
+}
+
+/// Names the instances of other programs on GPUs whose layout is `dynamic`: they are not destroyed for a lease.
+fn foreign(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet<u32>) -> Vec<String> {
+    let wishes = wishes(&leases.handles.state.config(), gpus);
+    let dynamic = gpus.iter().zip(wishes).filter(|(gpu, wish)| wish.dynamic && indexes.contains(&gpu.index));
+    let named = dynamic.flat_map(|(gpu, _)| {
+        let created = table.created.get(&gpu.uuid);
+        let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+        let others = instances.filter(move |one| !created.is_some_and(|created| created.contains(&one.placement)));
+        others.map(move |one| {
+            let (index, profile, start) = (gpu.index, &one.profile, one.placement.start);
+            format!("another program created {profile}@{start} on GPU {index}: it is not destroyed for a lease")
+        })
+    });
+    named.take(MOST_NAMED).collect()
+}
+
+/// Whether an obstacle passes within a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Passes {
+    No,
+    /// An operation, or a lease whose last process has ended: most end within seconds.
+    Soon,
+    /// An MPS daemon starts, or is found again by a gpushd that has just started.
+    Starting,
+}
+
+/// Returns whether the obstacles of a request pass.
+pub(super) fn passes(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> Passes {
+    let NoAssignment::Busy { obstacles } = why else { return Passes::No };
+    let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
+    let table = leases.handles.state.leases();
+    if obstacles.iter().any(is_claimed) || table.holding().any(OpenLease::ends_now) {
+        return Passes::Soon;
+    }
+    let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
+    if is_mps && mps::is_starting(&leases.handles.mps) { Passes::Starting } else { Passes::No }
+}
