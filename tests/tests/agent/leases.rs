@@ -163,6 +163,29 @@ fn revoked_lease_ends_its_processes_after_the_notice() {
     assert_eq!(lease_now(&agent, id).state, LeaseState::Ended);
 }
 
+#[test]
+fn expired_lease_ends_its_processes_where_the_rule_says_so() {
+    let (host, agent) = two_gpus(&WHOLE.replace("mode = ", "at_end = \"end\"\nmode = "));
+    let body = json!({ "share": { "kind": "whole" }, "selectors": ["0"], "duration_s": 1 });
+    let id = request(&agent, &body).expect("a lease").lease.id;
+    let process = host.process("--gpu 0");
+    let ended = lease_becomes(&agent, id, LeaseState::Ended);
+    assert_eq!(ended.reason, Some(EndReason::Expired));
+    assert!(!std::path::Path::new(&format!("/proc/{process}/stat")).exists() || has_ended(process));
+    // Without `end` they run on, and the lease is releasing until they have ended.
+    agent.reload(WHOLE);
+    let id = request(&agent, &body).expect("a lease").lease.id;
+    let process = host.process("--gpu 0");
+    let releasing = lease_becomes(&agent, id, LeaseState::Releasing);
+    assert_eq!(releasing.reason, Some(EndReason::Expired));
+    let says = format!("process {process} ");
+    agent.await_that("what it waits for", || {
+        lease_now(&agent, id).waits_for.iter().any(|sentence| sentence.starts_with(&says))
+    });
+    host.end_process(process);
+    lease_becomes(&agent, id, LeaseState::Ended);
+}
+
 /// Whether a process is a zombie.
 fn has_ended(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -206,6 +206,36 @@ fn lease_belongs_to_its_holder() {
 }
 
 #[test]
+fn owner_and_quota_of_a_group_limit_who_gets_a_lease() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIPPED owner and quotas: only root can be several users");
+        return;
+    }
+    let group = nix::unistd::Group::from_gid(nix::unistd::Gid::from_raw(65534)).ok().flatten().expect("a group").name;
+    let host = Host::up(HOST);
+    let quota = format!("[[quota]]\ngroups = [\"{group}\"]\nleases = 1\n");
+    let config = format!("{quota}{}", CONFIG.replace("mode = \"exclusive\"", "mode = \"exclusive\"\nowner = \"slurm\""));
+    let agent = Agent::start_public(&host, &config);
+    done(&agent, &["apply", "0,1", "--wait"]);
+    let as_nobody = |args: &[&str]| {
+        let output = gpushctl(&agent, args, 100).uid(65534).gid(65534).current_dir("/").output().expect("gpushctl");
+        (output.status.code().expect("a status"), transcript::transcript(args, &output))
+    };
+    let (code, text) = as_nobody(&["lease", "request", "--whole", "--for", "1h"]);
+    assert!(code == 5 && text.contains("Slurm"), "{text}");
+    // A hook requests it as root, for the user of the job.
+    let of_job = request(&agent, &["--whole", "--for", "1h", "--user", "65534"]);
+    // The groups of a user for whom root asks count as well.
+    let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
+    assert!(code == 5 && text.contains(&format!("group {group} may hold 1 lease")), "{text}");
+    assert!(text.contains(&of_job), "{text}");
+    done(&agent, &["lease", "release", &of_job]);
+    agent.await_that("the lease has ended", || lease(&agent, &of_job).state == LeaseState::Ended);
+    let (code, text) = as_nobody(&["lease", "request", "--mig", "1g.10gb", "--for", "1h"]);
+    assert_eq!(code, 0, "{text}");
+}
+
+#[test]
 fn impossible_request_is_refused_with_what_is_possible() {
     let (_host, agent) = started();
     for (words, code, part) in [

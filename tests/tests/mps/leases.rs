@@ -11,13 +11,13 @@ use std::{
 use gpush_api::{Code, EndReason, LeaseGrant, LeaseState, MpsState};
 use gpush_tests::{
     agent::Agent,
-    host::Host,
+    host::{Host, program},
     mps::{
         Client, act, base, becomes, controls, daemon, fault, is_open, lease, lease_becomes, lease_for, lease_now,
-        names, parts, reaches, release, request,
+        names, parts, reaches, release, request, signal,
     },
 };
-use nix::unistd::geteuid;
+use nix::{sys::signal::Signal, unistd::geteuid};
 use serde_json::{Value, json};
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
@@ -368,4 +368,24 @@ fn process_of_another_pid_namespace_is_refused_as_a_binding() {
         None => println!("SKIPPED a pid of another namespace: there is no unshare or no python3"),
     }
     assert!(daemon(&agent, "0").leases.is_empty());
+}
+
+#[test]
+fn client_that_outlives_run_keeps_the_capacity_until_it_ends() {
+    let (host, agent) = ready(CONFIG);
+    let script = format!("setsid {} mps-client > /dev/null 2>&1 & read _", program("gpush-sim").display());
+    let mut run = host.command(program("gpushctl"));
+    run.args(["run", "--mps", "100", "--", "/bin/sh", "-c", &script]);
+    let mut run = run.env("GPUSH_SOCKET", agent.socket()).stdin(Stdio::piped()).spawn().expect("gpushctl");
+    let seen = becomes(&agent, "0", "with the client", |daemon| daemon.clients.len() == 1);
+    let (id, client) = (seen.leases[0].id, seen.clients[0].pid.expect("a pid"));
+    drop(run.stdin.take());
+    run.wait().expect("it ends");
+    lease_becomes(&agent, id, LeaseState::Releasing);
+    let refused = lease(&agent, "0", &json!({ "percentage": 100 })).expect_err("the client runs");
+    assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
+    assert!(refused.causes.iter().any(|cause| cause.contains(&format!("lease {id} of"))), "{refused:?}");
+    assert!(signal(client.cast_signed(), Signal::SIGKILL));
+    lease_becomes(&agent, id, LeaseState::Ended);
+    lease(&agent, "0", &json!({ "percentage": 100 })).expect("a lease");
 }
