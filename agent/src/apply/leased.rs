@@ -142,7 +142,7 @@ fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec
         let before = leases.created.get(&plan.uuid).cloned().unwrap_or_default();
         let after = match state {
             OperationState::Done => created_after(&before, plan),
-            // Between the two layouts: those that are gone are forgotten at the next reading.
+            // The GPU may have a state between the two layouts. The next reading drops instances that are gone.
             OperationState::Failed => before.union(&created_after(&BTreeSet::new(), plan)).copied().collect(),
             // What it destroyed was created again at the same place.
             OperationState::RolledBack

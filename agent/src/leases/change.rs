@@ -199,11 +199,11 @@ pub(crate) async fn revoke(
     }
     let times = [request.notice_s, request.grace_s];
     if times.into_iter().flatten().any(|seconds| seconds > LONGEST_LEASE_S) {
-        return Err(ApiError::new(Code::BadRequest, "a notice or grace of more than 52 weeks is not possible")
+        return Err(ApiError::new(Code::BadRequest, "the notice and the grace period must be at most 52 weeks")
             .hint("write 90s, 15m, 1h30m or 2d"));
     }
     if !request.end && times.iter().any(Option::is_some) {
-        return Err(ApiError::new(Code::BadRequest, "a notice or grace needs `end`").hint("add `--end`"));
+        return Err(ApiError::new(Code::BadRequest, "a notice or grace period needs `end`").hint("add `--end`"));
     }
     let lease = match find(leases, caller, text, "revoke").await {
         Ok(lease) => lease,

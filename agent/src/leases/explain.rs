@@ -16,7 +16,7 @@ use crate::{
     state::{LeaseTable, OpenLease},
 };
 
-/// Most leases that an error names.
+/// Maximum number of leases that an error names.
 const MOST_NAMED: usize = 16;
 
 /// Explains why a request has no assignment: the obstacles, and the leases that hold the capacity.
@@ -67,7 +67,7 @@ pub(super) fn explain(
                     && resolved.wanted.target.as_ref().is_none_or(|target| need.concerns(target))
             })
     });
-    error.causes.extend(ahead.map(|(_, entry)| format!("{} waits for it and came first", entry.waiter)));
+    error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead in the queue", entry.waiter)));
     if let Some(more) = holding.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
         error.causes.push(format!("{more} more leases are in the way"));
     }
@@ -84,7 +84,7 @@ fn foreign(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet
         let others = instances.filter(move |one| !created.is_some_and(|created| created.contains(&one.placement)));
         others.map(move |one| {
             let (index, profile, start) = (gpu.index, &one.profile, one.placement.start);
-            format!("another program created {profile}@{start} on GPU {index}: it is not destroyed for a lease")
+            format!("gpushd does not destroy {profile}@{start} on GPU {index}: another program created it")
         })
     });
     named.take(MOST_NAMED).collect()
@@ -96,7 +96,7 @@ pub(super) enum Passes {
     No,
     /// An operation, or a lease whose last process has ended: most end within seconds.
     Soon,
-    /// An MPS daemon starts, or is found again by a gpushd that has just started.
+    /// An MPS daemon is starting, or gpushd has restarted and has not adopted it yet.
     Starting,
 }
 

@@ -1,4 +1,5 @@
-//! Grants: placed and reserved under the placement lock, then committed; `dynamic` has those that create MIG devices.
+//! Grants of leases. gpushd places and reserves a grant under the placement lock, then commits it. Module `dynamic`
+//! handles grants that create MIG devices.
 //!
 //! ```text
 //! resolve ─► [placement lock: host, quota, place, reserve] ─► admission to MPS ─► commit ─► open ─► answer
@@ -42,11 +43,11 @@ use crate::{
     state::{LeaseTable, Observed, Reservation, ReservationId, words},
 };
 
-/// How long a request without `wait` waits for what is about to end: an operation, or a lease without processes.
+/// Maximum time that a request without `wait` waits for an operation, or for a lease without processes, to end.
 const OPERATION: Duration = Duration::from_secs(2);
 
-/// Pause between two looks for room within that time.
-const LOOK: Duration = Duration::from_millis(50);
+/// Pause between two checks for free capacity.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The result of a request.
 #[derive(Debug)]
@@ -109,8 +110,8 @@ pub(crate) async fn request(
                 if passes == Passes::No {
                     return Err(why);
                 }
-                let next = until.min(Instant::now() + LOOK);
-                let _the_next_look_is_due = timeout_at(next, room.changed()).await.is_err();
+                let next = until.min(Instant::now() + POLL_INTERVAL);
+                let _poll_again = timeout_at(next, room.changed()).await.is_err();
                 if Instant::now() < until {
                     continue;
                 }
@@ -174,7 +175,7 @@ fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) 
         if let Some(reserved) = take(leases, gpus, &host, &table, resolved, &assignment)? {
             return Ok(reserved);
         }
-        // An operation has claimed a GPU since: the next pass finds it closed.
+        // An operation claimed one of the GPUs after the snapshot was taken: the next iteration sees it as closed.
     }
 }
 
@@ -231,7 +232,7 @@ pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::Held> {
         size: quota::Size::of(&lease.record.members),
     });
     let reserved = table.reserved.values().filter(|one| one.holder == uid);
-    // It has no number yet; the next one is not far from the truth, and only shown.
+    // The lease has no number yet. The next number is an estimate, used only in the message.
     let next = table.open.keys().next_back().map_or(1, |id| id.0 + 1);
     let reserved =
         reserved.map(|one| quota::Held { id: LeaseId(next), queued: false, size: quota::Size::of(&one.members) });

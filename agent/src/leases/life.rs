@@ -6,9 +6,9 @@
 //!                            └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! Each open lease has one task, which waits for the end of the process that the lease is bound to and, once the lease is
-//! releasing, for the end of its processes by their pidfds. The driver and the daemon are asked again after each, and
-//! at intervals for what has no pidfd.
+//! Each open lease has one task. It waits for the bound process to end. While the lease is releasing, it also waits for
+//! the processes of the lease, by their pidfds. After each end it asks the driver and the MPS daemon again; for
+//! processes without a pidfd it asks at intervals.
 
 use std::{
     collections::BTreeSet,
@@ -43,7 +43,7 @@ const UNKNOWN: Duration = Duration::from_secs(1);
 /// Pause until an end that could not be recorded is recorded again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// How late a clock that was set forward is noticed.
+/// Maximum time until gpushd notices that the clock was set forward.
 const CLOCK: Duration = Duration::from_secs(30);
 
 /// Time from SIGTERM to SIGKILL for a revocation of an earlier gpushd.
@@ -205,7 +205,7 @@ async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
     loop {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
         if lease.state.reason() == Some(EndReason::Expired) && rule_ends_processes(leases, &lease.record) {
-            // The holder knew the end. Repeated, it changes nothing.
+            // The holder knew the end of the lease, so no notice is needed. Sending this event again changes nothing.
             apply(leases, id, Event::Expired(Some(EndProcesses { notice: Duration::ZERO, grace: GRACE })));
         }
         let left = processes::left(leases, &lease).await;

@@ -83,7 +83,7 @@ pub(crate) struct Handles {
     pub(crate) store: Store,
     /// Names of users.
     pub(crate) users: Users,
-    /// Answers under idempotency keys.
+    /// Idempotency keys and their answers.
     pub(crate) idempotency: Idempotency,
     /// Work that must end before gpushd does.
     pub(crate) tasks: TaskTracker,

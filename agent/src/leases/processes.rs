@@ -1,8 +1,8 @@
 //! Which processes of a lease are left: by its binding, by the driver, by the MPS daemons.
 //!
-//! A process of the holder on a target belongs to the lease that its environment names. One that names no open lease of
-//! the holder there counts against the oldest one: it is not known whose it is, and no capacity is free while it may be
-//! the lease's. On a MIG device or a whole GPU every process of the holder is the lease's.
+//! A process of the holder on a target belongs to the lease that its environment names. A process that names no open
+//! lease counts for the holder's oldest lease on the target. Its capacity stays in use, because the process may belong
+//! to that lease. On a MIG device or a whole GPU every process of the holder is the lease's.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -134,11 +134,11 @@ async fn listed(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
     }
     let servers = leases.handles.mps.servers();
     let is_server = |process: &Process| process.pid.is_some_and(|pid| servers.of_process(pid, process.kind).is_some());
-    // A pid that the driver does not tell is of another pid namespace. Its user is not known, and so is not the holder.
+    // If the driver does not report a pid, the process is in another pid namespace, and its user is not known.
     Some(processes.into_iter().filter(|process| !is_server(process)).filter_map(|process| process.pid).collect())
 }
 
-/// Whose a process of the holder is.
+/// Which lease a process of the holder belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whose {
     This,

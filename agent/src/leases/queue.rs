@@ -92,7 +92,7 @@ impl Drop for Waiter {
 }
 
 fn stopping() -> ApiError {
-    ApiError::new(Code::Unavailable, format!("{}: the request does not wait any more", gpush_api::STOPPING)).retryable()
+    ApiError::new(Code::Unavailable, format!("{}: the request was removed from the queue", gpush_api::STOPPING)).retryable()
 }
 
 /// Records a request as queued.
@@ -184,7 +184,7 @@ pub(super) async fn run(leases: Leases) {
             () = tokio::time::sleep_until(due), if !is_empty => {}
         }
     }
-    // The clients are answered. The next gpushd ends the records.
+    // The clients get an answer. The records stay queued: gpushd cancels them when it starts again.
     leases.waiting().clear();
 }
 

@@ -178,13 +178,13 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
         Ok(pid) => pid,
         Err(why) => return bad(why),
     };
-    // The owner before the start: a process that takes the pid in between has another start.
+    // The owner is read before the start time. If the pid is reused in between, the start time differs.
     match (proc::owner(pid), proc::start(pid)) {
         (Some(uid), Some(start)) if caller.viewer.is_admin() || uid == caller.peer.uid && uid == holder => {
             Ok(LeaseBinding::Process { pid: Some(pid), start: Some(start) })
         }
         (_, _) if caller.viewer.is_admin() => bad("it does not exist"),
-        (_, _) => bad("you have no such process"),
+        (_, _) => bad("process not found, or it belongs to another user"),
     }
 }
 
@@ -208,7 +208,7 @@ async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>
             groups.push(group.clone());
         }
     }
-    // Root of a container is not an administrator, and has the quota of every user.
+    // Root inside a container is not an administrator, so the limits of ordinary users apply.
     let is_root = holder == 0 && caller.viewer.is_admin();
     let uid = if is_root { 0 } else { holder.max(1) };
     quota::effective(&quotas, quota::User { uid, name, groups: &groups }, gpus)

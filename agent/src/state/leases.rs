@@ -173,7 +173,7 @@ pub(crate) struct Settled {
     pub(crate) created: Vec<(String, BTreeSet<Placement>)>,
 }
 
-/// Number of a [`Reservation`] within this life of gpushd.
+/// Number of a [`Reservation`], unique until gpushd restarts.
 pub(crate) type ReservationId = u64;
 
 /// All leases that have not ended.

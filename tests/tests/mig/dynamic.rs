@@ -107,7 +107,7 @@ fn own_free_devices_in_the_way_are_destroyed_and_devices_of_other_programs_never
     agent.await_that("the foreign device is seen", || agent.gpu(0).mig.is_some_and(|mig| mig.instances.len() == 2));
     let refused = ask(&agent, "7g.80gb", &json!({})).unwrap_err();
     assert!(refused.code == Code::Blocked, "{refused:?}");
-    assert!(refused.causes.iter().any(|cause| cause.contains("another program created 1g.10gb@6")), "{refused:?}");
+    assert!(refused.causes.iter().any(|cause| cause.contains("does not destroy 1g.10gb@6")), "{refused:?}");
     assert_eq!(truth(&host, 0).len(), 2, "nothing was destroyed");
     // A free device of another program is used where it fits.
     let used = ask(&agent, "1g.10gb", &json!({})).expect("a lease");

@@ -44,7 +44,7 @@ fn waiting_operation_is_not_overtaken_by_new_leases() {
 
     let refused = lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
-    let says = format!("operation {} waits for it", waiting.id);
+    let says = format!("operation {} is ahead in the queue", waiting.id);
     assert!(refused.causes.iter().any(|cause| cause.contains(&says)), "{refused:?}");
     // What it leaves alone is granted.
     let other = lease(&agent, &small, &json!({ "percentage": 10 })).expect("a lease on the other device").lease.id;

@@ -16,7 +16,7 @@ impl Tx<'_> {
     /// Records a lease that waits for capacity. Its number is its place in the order of arrival.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// Fails if the store cannot write the record.
     pub fn queue_lease(&mut self, new: NewLease) -> Result<LeaseRecord, StoreError> {
         let lease = self.new_lease(new)?;
         self.put_lease(lease)
@@ -25,7 +25,7 @@ impl Tx<'_> {
     /// Records a lease as active: the grant of targets that exist.
     ///
     /// # Errors
-    /// When a queued one is not queued any more, or it can't be written.
+    /// Fails if the lease has left the queue, or if the store cannot write the record.
     pub fn grant_lease(&mut self, source: LeaseSource, terms: LeaseTerms) -> Result<LeaseRecord, StoreError> {
         let lease = self.granted(source, LeaseState::Active)?;
         let (members, expires_at, granted_at) = (terms.members, terms.expires_at, Some(self.now));
@@ -35,7 +35,7 @@ impl Tx<'_> {
     /// Records a lease as granting, in the transaction that begins `operation`.
     ///
     /// # Errors
-    /// When a queued one is not queued any more, or it can't be written.
+    /// Fails if the lease has left the queue, or if the store cannot write the record.
     pub fn begin_lease(
         &mut self,
         source: LeaseSource,
@@ -50,7 +50,7 @@ impl Tx<'_> {
     /// the operation created, read back.
     ///
     /// # Errors
-    /// When it is not granting, or it can't be written.
+    /// Fails if the lease is not granting, or if the store cannot write the record.
     pub fn activate_lease(&mut self, id: LeaseId, terms: LeaseTerms) -> Result<LeaseRecord, StoreError> {
         let lease = self.known_lease(id, &[LeaseState::Granting], LeaseState::Active)?;
         let (members, expires_at, granted_at) = (terms.members, terms.expires_at, Some(self.now));
@@ -60,25 +60,26 @@ impl Tx<'_> {
     /// Sets a new end time.
     ///
     /// # Errors
-    /// When it is not active, or it can't be written.
+    /// Fails if the lease is not active, or if the store cannot write the record.
     pub fn renew_lease(&mut self, id: LeaseId, expires_at: Option<Timestamp>) -> Result<LeaseRecord, StoreError> {
         let lease = self.known_lease(id, &[LeaseState::Active], LeaseState::Active)?;
         self.put_lease(LeaseRecord { expires_at, ..lease })
     }
 
-    /// Records that an active lease is releasing. An ending: send it through [`crate::Store::write_ending`].
+    /// Records that an active lease is releasing. Send this change through [`crate::Store::write_ending`].
     ///
     /// # Errors
-    /// When it is not active, or it can't be written.
+    /// Fails if the lease is not active, or if the store cannot write the record.
     pub fn release_lease(&mut self, id: LeaseId, reason: EndReason) -> Result<LeaseRecord, StoreError> {
         let lease = self.known_lease(id, &[LeaseState::Active], LeaseState::Releasing)?;
         self.put_lease(LeaseRecord { state: LeaseState::Releasing, reason: Some(reason), ..lease })
     }
 
-    /// Records a revocation: an active lease becomes releasing, a releasing one keeps its reason. An ending.
+    /// Records a revocation: an active lease becomes releasing, a releasing lease keeps its
+    /// reason. Send this change through [`crate::Store::write_ending`].
     ///
     /// # Errors
-    /// When it is neither, or it can't be written.
+    /// Fails if the lease is neither active nor releasing, or if the store cannot write the record.
     pub fn revoke_lease(&mut self, id: LeaseId, revocation: LeaseRevocation) -> Result<LeaseRecord, StoreError> {
         let from = [LeaseState::Active, LeaseState::Releasing];
         let lease = self.known_lease(id, &from, LeaseState::Releasing)?;
@@ -86,11 +87,11 @@ impl Tx<'_> {
         self.put_lease(LeaseRecord { state: LeaseState::Releasing, reason, revocation, ..lease })
     }
 
-    /// Records that a lease ended. A releasing one keeps its reason. An ending: send it through
+    /// Records that a lease ended. A releasing one keeps its reason. Send this change through
     /// [`crate::Store::write_ending`].
     ///
     /// # Errors
-    /// When it has ended, or it can't be written.
+    /// Fails if the lease has ended, or if the store cannot write the record.
     pub fn end_lease(&mut self, id: LeaseId, reason: EndReason) -> Result<LeaseRecord, StoreError> {
         let from = [LeaseState::Queued, LeaseState::Granting, LeaseState::Active, LeaseState::Releasing];
         let lease = self.known_lease(id, &from, LeaseState::Ended)?;
@@ -98,10 +99,11 @@ impl Tx<'_> {
         self.put_lease(LeaseRecord { state: LeaseState::Ended, reason, ended_at, ..lease })
     }
 
-    /// Ends the leases of earlier boots as rebooted, and returns them. An ending.
+    /// Ends the leases of earlier boots as rebooted, and returns them. Send this change through
+    /// [`crate::Store::write_ending`].
     ///
     /// # Errors
-    /// When it can't be written.
+    /// Fails if the store cannot write the record.
     pub fn end_leases_of_other_boots(&mut self) -> Result<Vec<LeaseRecord>, StoreError> {
         let open = self.view().open_leases()?;
         let other = open.into_iter().filter(|lease| lease.boot_id != self.boot_id);

@@ -64,7 +64,7 @@ impl From<NewLease> for LeaseSource {
 /// What a grant records.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LeaseTerms {
-    /// Targets with their settings. Of instances that do not exist yet, what is known.
+    /// Targets with their settings. For an instance that does not exist yet, only the known fields are set.
     pub members: Vec<LeaseMember>,
     /// When it expires, by the wall clock.
     pub expires_at: Option<Timestamp>,

@@ -54,7 +54,7 @@ fn queued(recorded: bool, event: Event) -> (State, Vec<Effect>) {
         Event::WaitTimedOut => end(EndReason::TimedOut),
         Event::Revoked(_) => end(EndReason::Revoked),
         Event::Rebooted => end(EndReason::Rebooted),
-        // A lost GPU leaves the others to wait for; an end time counts from the grant.
+        // After the loss of one GPU, the request still waits for the others. The end time counts from the grant.
         Event::GpuLost
         | Event::Expired(_)
         | Event::Committed

@@ -39,7 +39,7 @@ pub struct Granting {
 /// What grants a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GrantBy {
-    /// One commit: the targets exist.
+    /// A single commit, used when all targets exist.
     Commit,
     /// An operation that creates the MIG devices. The lease is recorded as `granting` with the begin of the
     /// operation, and as `active` with its end.
@@ -85,7 +85,7 @@ pub struct Remaining {
 }
 
 impl Remaining {
-    /// No process is left, by all sources.
+    /// All sources answered, and none reports a process.
     pub const NONE: Self = Self { bound: Some(0), driver: Some(0), daemon: Some(0) };
 
     /// Whether all sources answered and none lists a process.
@@ -197,7 +197,7 @@ pub enum Effect {
 }
 
 impl State {
-    /// The state as API and database have it.
+    /// Returns the name of the state in the API and the database.
     #[must_use]
     pub fn name(&self) -> LeaseState {
         match self {
@@ -226,7 +226,7 @@ impl State {
         }
     }
 
-    /// When [`Event::Tick`] is due, if time matters.
+    /// Returns when the caller must send [`Event::Tick`]; `None` if the state has no deadline.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         match self {
@@ -240,8 +240,8 @@ impl State {
 
     /// The state in which an agent that starts takes over a recorded lease.
     ///
-    /// A queued lease has lost its waiting client and is cancelled. A granting one waits for the recovery of its
-    /// operation. Of a releasing one nothing is known before it is probed.
+    /// A queued lease has lost its waiting client and is cancelled. A granting lease waits until gpushd has recovered
+    /// its operation. Of a releasing one nothing is known before it is probed.
     #[must_use]
     pub fn restored(recorded: LeaseState, reason: Option<EndReason>) -> Self {
         match recorded {

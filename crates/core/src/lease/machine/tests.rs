@@ -85,7 +85,7 @@ fn revocation_with_end_sends_notice_then_term_then_kill() {
     }
     assert_eq!(sent, [(at(160), Effect::Terminate), (at(170), Effect::Kill)]);
     assert_eq!(step(state, Event::Revoked(END), at(999)).1, [], "a second revocation does not start again");
-    // An expired lease whose processes stay can still be revoked with an end.
+    // An administrator can revoke an expired lease with `end`, to end its remaining processes.
     let (expired, _) = step(State::Active, Event::Expired(None), at(0));
     let (state, effects) = step(expired, Event::Revoked(END), at(5));
     assert_eq!((effects, state.reason()), (vec![Effect::Notify(at(65))], Some(EndReason::Expired)));
@@ -115,7 +115,7 @@ fn reboot_ends_every_recorded_lease_without_a_probe() {
     }
 }
 
-/// The host as it is, apart from what the machine believes.
+/// The simulated host, tracked independently of the state machine.
 #[derive(Debug, Default)]
 struct World {
     reserved: bool,
@@ -209,8 +209,8 @@ fn execute(world: &mut World, effect: Effect) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    /// Any order of events: the holder is admitted after a durable grant only, capacity becomes free once and
-    /// never under a process, and a lease that nothing hinders ends.
+    /// For any order of events: the holder is admitted only after a durable grant. Capacity is freed once, and only
+    /// when no process is left. A lease without obstacles ends.
     #[test]
     fn lease_never_frees_capacity_under_a_process(happens in proptest::collection::vec((0_u8..17, 0_u64..9), 1..120)) {
         let (mut state, mut world, mut now) = (NEW, World::default(), at(0));

@@ -1,10 +1,11 @@
-//! What a placement costs: lists of counts that add up over GPUs and compare from the gravest on.
+//! The cost of a placement: a list of counts, the most important first. Costs of several GPUs are added; two costs are
+//! compared count by count.
 
 use std::ops::Add;
 
 use super::Policy;
 
-/// A cost. The order of its fields is the order of the objective.
+/// A cost. Fields are compared in the order of their declaration, so the first has the highest priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Cost([u32; 9]);
 
@@ -23,7 +24,7 @@ pub(super) struct Parts {
     pub(super) created: u32,
     /// (Profile, placement) pairs that become impossible.
     pub(super) lost: u32,
-    /// Free memory slices of the GPUs used: few means that they are full.
+    /// Free memory slices on the chosen GPUs. A lower number means fuller GPUs.
     pub(super) free: u32,
     /// Occupied memory slices that each member meets on its GPU.
     pub(super) load: u32,

@@ -1,7 +1,7 @@
 //! The best distribution of a request's members over GPUs.
 //!
-//! Costs add up over GPUs, so the best distribution is found GPU by GPU: for each number of members that the GPUs
-//! from here on hold, the best number for this GPU. A gang is all or nothing.
+//! Costs of GPUs are added, so dynamic programming finds the best distribution: for each GPU and each number of members
+//! still to place, how many this GPU holds. A gang is all or nothing.
 
 use super::{
     Assignment, Blocked, Closed, GpuOffer, Host, Member, Policy, Wanted, WantedShare,
@@ -39,7 +39,7 @@ pub(super) fn capacity(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> usize
     ways_on(gpu, wanted, policy, Blocked::Never).iter().rposition(Option::is_some).unwrap_or(0)
 }
 
-/// The best way for each number of members on one GPU.
+/// Returns the cheapest way to place 0, 1, 2 … members on one GPU.
 fn ways_on(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<Way>> {
     let mut ways = match &wanted.share {
         WantedShare::Mig(device) => mig::ways(gpu, device, wanted.target.as_deref(), wanted.count, policy, blocked),

@@ -84,7 +84,7 @@ struct Search<'a> {
 impl Search<'_> {
     /// Weighs a set of options, and all sets that extend it by options from `next` on.
     fn extend(&mut self, chosen: &mut Vec<usize>, next: usize) {
-        // A set that does not fit can't be mended by a larger one.
+        // If a set does not fit, no larger set fits.
         let Some((cost, way)) = self.weigh(chosen) else { return };
         let best = &mut self.best[chosen.len()];
         // Options are in rising order of instance, profile and start: the first of equals is the lowest.

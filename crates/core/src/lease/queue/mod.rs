@@ -8,10 +8,10 @@
 //! ```
 //!
 //! One pass goes through the entries in order, on a copy of the host. An entry that can be granted occupies its
-//! assignment. An entry that cannot be granted reserves capacity, on GPUs where no earlier entry reserves. A lease
-//! reserves the assignment that waits for the fewest shares in use, which is at most its own size. An operation
-//! reserves what its last plan takes away. Later entries are placed on the rest. So a later, smaller request can be
-//! granted at once, and never delays an earlier one.
+//! assignment. An entry that cannot be granted reserves capacity, on GPUs where no earlier entry reserves. A waiting
+//! lease reserves one assignment: the one for which the fewest occupied shares must become free. It never reserves more
+//! than it requested. An operation reserves what its last plan takes away. Later entries are placed on the rest. So a
+//! later, smaller request can be granted at once, and never delays an earlier one.
 //!
 //! - A gang or an operation on several GPUs reserves nothing until it is first on all of them. Two gangs cannot wait
 //!   for each other.
@@ -221,7 +221,7 @@ impl<'a> Pass<'a> {
                 for device in instances.flat_map(|instance| &mut instance.devices) {
                     device.free &= !targets.contains(&device.uuid);
                 }
-                // Full, not gone: whether a request can ever be met does not depend on the operation.
+                // The target counts as full and stays in the list: a request for it waits, and does not fail.
                 for mps in gpu.mps.iter_mut().filter(|mps| targets.contains(&mps.target)) {
                     mps.leases = mps.leases.max(mps.most_leases);
                 }
