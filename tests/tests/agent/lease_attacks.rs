@@ -258,16 +258,16 @@ fn reload_that_changes_the_rule_lets_the_lease_finish() {
     let granted =
         request(&agent, &json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" } })).expect("a lease");
     let before = truth(&host, 0);
-    agent.reload("auto_reconcile = true\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n");
-    // gpushd plans the layout of the new rule by itself, too.
-    let blocked = agent.until("a refusal", || {
-        let refused = agent.post("/v1/mig/apply", &json!({ "selectors": ["0"], "layout_source": "wanted" })).error();
-        Some(refused).filter(|refused| refused.code == Code::Blocked)
-    });
+    agent.reload("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n");
+    let body = json!({ "selectors": ["0"], "layout_source": "wanted" });
+    let blocked = agent.begin_with(&body).unwrap_err();
+    assert_eq!(blocked.code, Code::Blocked, "{blocked:?}");
     assert!(blocked.causes.iter().any(|cause| cause.contains("lease L1")), "{blocked:?}");
     assert_eq!((truth(&host, 0), lease_now(&agent, granted.lease.id).state), (before, LeaseState::Active));
     release(&agent, granted.lease.id);
-    agent.await_that("the layout of the new rule", || truth(&host, 0) == ["7g.80gb@0[7g.80gb@0]"]);
+    lease_becomes(&agent, granted.lease.id, LeaseState::Ended);
+    agent.follow(agent.begin_with(&body).expect("nothing is leased"));
+    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 }
 
 #[test]
