@@ -31,7 +31,7 @@ fn pipe(daemon: &MpsDaemon) -> &Path {
 }
 
 #[test]
-fn whoever_came_since_the_last_look_is_found_before_a_daemon_is_ended() {
+fn client_since_the_last_probe_is_found_before_a_stop() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -55,7 +55,7 @@ fn whoever_came_since_the_last_look_is_found_before_a_daemon_is_ended() {
 }
 
 #[test]
-fn a_client_that_waits_for_its_server_is_one() {
+fn client_waiting_for_its_server_counts_as_client() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -74,7 +74,7 @@ fn a_client_that_waits_for_its_server_is_one() {
 }
 
 #[test]
-fn a_server_that_is_not_asked_has_clients_unless_the_driver_tells_that_it_has_none() {
+fn unprobed_server_counts_as_used_unless_the_driver_denies_it() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -99,7 +99,7 @@ fn a_server_that_is_not_asked_has_clients_unless_the_driver_tells_that_it_has_no
 }
 
 #[test]
-fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
+fn daemon_with_unknown_clients_is_not_ended() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -128,7 +128,7 @@ fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
 }
 
 #[test]
-fn a_slow_daemon_is_not_taken_for_one_without_clients() {
+fn slow_daemon_is_not_treated_as_idle() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -150,7 +150,7 @@ fn a_slow_daemon_is_not_taken_for_one_without_clients() {
 }
 
 #[test]
-fn whoever_has_a_share_gets_in_while_the_next_agent_waits_for_the_driver() {
+fn lease_holder_keeps_access_while_gpushd_waits_for_the_driver() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let taken = lease(&agent, "0", &json!({})).expect("a lease");
@@ -175,7 +175,7 @@ fn whoever_has_a_share_gets_in_while_the_next_agent_waits_for_the_driver() {
 }
 
 #[test]
-fn the_door_of_a_daemon_that_died_or_hangs_is_shut_by_the_next_agent() {
+fn access_to_an_ended_or_hung_daemon_is_closed_after_a_restart() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let taken = lease(&agent, "0", &json!({})).expect("a lease");
@@ -205,7 +205,7 @@ fn the_door_of_a_daemon_that_died_or_hangs_is_shut_by_the_next_agent() {
 }
 
 #[test]
-fn what_two_administrators_do_at_a_time_is_both_done() {
+fn concurrent_actions_are_both_executed() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let rounds = 20;
@@ -230,7 +230,7 @@ fn what_two_administrators_do_at_a_time_is_both_done() {
 }
 
 #[test]
-fn what_two_administrators_set_at_a_time_is_both_set() {
+fn concurrent_settings_are_both_applied() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     for round in 0..10 {
@@ -247,7 +247,7 @@ fn what_two_administrators_set_at_a_time_is_both_set() {
 }
 
 #[test]
-fn a_restart_of_a_stopped_daemon_ends_nobody_who_came_to_what_it_started() {
+fn restart_of_a_stopped_daemon_ends_no_new_client() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -274,7 +274,7 @@ fn a_restart_of_a_stopped_daemon_ends_nobody_who_came_to_what_it_started() {
 }
 
 #[test]
-fn a_drain_without_a_time_takes_back_the_time_of_the_one_before() {
+fn drain_without_a_deadline_removes_the_earlier_deadline() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let clients = ["0", "1"].map(|target| {
@@ -293,7 +293,7 @@ fn a_drain_without_a_time_takes_back_the_time_of_the_one_before() {
 }
 
 #[test]
-fn what_was_set_ends_with_its_rule_and_the_time_of_a_drain_goes_on_over_a_restart() {
+fn settings_end_with_their_rule_and_drain_deadlines_persist() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     assert_eq!(act(&agent, "0", "settings", &json!({ "percentage": 30 })).status, 200);

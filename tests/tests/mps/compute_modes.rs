@@ -35,7 +35,7 @@ fn is_told(agent: &Agent) -> bool {
 }
 
 #[test]
-fn a_mode_that_cannot_be_set_or_read_when_the_rule_goes_is_tried_again_until_it_is_back() {
+fn failed_restore_of_a_compute_mode_is_reported_and_retried() {
     for fault in ["nvmlDeviceSetComputeMode --rc UNKNOWN", "nvmlDeviceGetComputeMode --rc UNKNOWN"] {
         let host = Host::up(HOST);
         let agent = shared(&host);
@@ -57,7 +57,7 @@ fn a_mode_that_cannot_be_set_or_read_when_the_rule_goes_is_tried_again_until_it_
 }
 
 #[test]
-fn one_failure_is_enough_for_nobody_to_notice() {
+fn single_compute_mode_failure_is_retried() {
     for fault in ["nvmlDeviceSetComputeMode --rc UNKNOWN --times 1", "nvmlDeviceGetComputeMode --rc UNKNOWN --times 1"]
     {
         let host = Host::up(HOST);
@@ -69,7 +69,7 @@ fn one_failure_is_enough_for_nobody_to_notice() {
 }
 
 #[tokio::test]
-async fn a_mode_that_somebody_else_has_set_since_is_left_alone() {
+async fn compute_mode_set_by_an_administrator_is_kept() {
     let host = Host::up(HOST);
     let agent = shared(&host);
     host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
@@ -95,7 +95,7 @@ async fn a_mode_that_somebody_else_has_set_since_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_mode_that_can_not_be_set_is_no_mps_and_one_that_is_lost_is_told_until_it_is_back() {
+async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     let host = Host::up(HOST);
     host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
     let agent = Agent::start(&host, "");
@@ -132,7 +132,7 @@ async fn a_mode_that_can_not_be_set_is_no_mps_and_one_that_is_lost_is_told_until
 }
 
 #[test]
-fn a_daemon_that_never_comes_up_leaves_the_gpu_as_it_was() {
+fn failed_daemon_start_leaves_the_compute_mode_unchanged() {
     let host = Host::up(HOST);
     let missing = format!(
         "[mps]\ncontrol = \"/nonexistent/nvidia-cuda-mps-control\"\n{}",
@@ -211,7 +211,7 @@ fn show_events(host: &Host, programs: Option<&Path>) {
 }
 
 #[test]
-fn the_log_is_shown_without_what_gpushds_own_questions_left_there() {
+fn shown_log_omits_the_polls_of_gpushd() {
     let host = Host::up(HOST);
     show_events(&host, None);
     drop(host);

@@ -68,7 +68,7 @@ fn reasons_for(uid: u32, agent: &Agent) -> Option<String> {
 }
 
 #[test]
-fn who_keeps_it_from_answering_is_told_to_those_who_may_see_him() {
+fn blocking_process_is_named_only_to_permitted_users() {
     let host = Host::up("mixed");
     let agent = Agent::start_public(&host, CONFIG);
     let daemon = until("it is ready", &agent, |daemon| daemon["state"] == "ready");
@@ -98,7 +98,7 @@ fn who_keeps_it_from_answering_is_told_to_those_who_may_see_him() {
 }
 
 #[test]
-fn a_daemon_with_a_foreign_protocol_is_served_through_its_front_end() {
+fn daemon_with_unknown_protocol_is_used_through_its_front_end() {
     let host = Host::up("mixed");
     let agent = Agent::start(&host, CONFIG);
     let daemon = ready(&agent);

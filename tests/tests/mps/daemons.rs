@@ -49,7 +49,7 @@ fn both(what: &str, test: impl Fn(&Host, Option<&Path>)) {
 }
 
 #[test]
-fn a_daemon_serves_what_its_rule_says_and_outlives_every_agent() {
+fn daemon_follows_its_rule_and_outlives_gpushd() {
     both("life of an MPS daemon with NVIDIA's own", |host, programs| {
         let config = config("mps = { percentage = 50, memory_limit = \"4G\" }\n");
         let agent = start(host, programs, &config);
@@ -93,7 +93,7 @@ fn a_daemon_serves_what_its_rule_says_and_outlives_every_agent() {
 }
 
 #[test]
-fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
+fn stop_with_clients_is_refused_and_stopped_daemon_stays_so() {
     both("stopping an MPS daemon that is NVIDIA's own", |host, programs| {
         let agent = start(host, programs, &config(""));
         let first = reaches(&agent, "0", MpsState::Ready);
@@ -151,7 +151,7 @@ fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
 }
 
 #[test]
-fn settings_are_in_force_at_once_and_for_the_next_client() {
+fn settings_take_effect_at_once_for_new_clients() {
     both("settings of an MPS daemon that is NVIDIA's own", |host, programs| {
         let agent = start(host, programs, &config(""));
         reaches(&agent, "0", MpsState::Ready);
@@ -211,7 +211,7 @@ fn settings_are_in_force_at_once_and_for_the_next_client() {
 }
 
 #[test]
-fn a_target_whose_rule_is_gone_is_drained_ended_and_forgotten() {
+fn target_without_a_rule_is_drained_ended_and_forgotten() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, &config(""));
     reaches(&agent, "0", MpsState::Ready);
@@ -243,7 +243,7 @@ fn a_target_whose_rule_is_gone_is_drained_ended_and_forgotten() {
 }
 
 #[test]
-fn a_mig_device_has_a_daemon_of_its_own() {
+fn each_mig_device_has_its_own_daemon() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-40\"\nmig = true\n");
     let agent = Agent::start(
         &host,
@@ -268,7 +268,7 @@ fn a_mig_device_has_a_daemon_of_its_own() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_is_there_again_and_its_directory_is_swept() {
+fn killed_daemon_is_restarted_with_a_clean_directory() {
     both("an MPS daemon that is killed, NVIDIA's own", |host, programs| {
         let agent = start(host, programs, &config(""));
         let first = reaches(&agent, "0", MpsState::Ready);

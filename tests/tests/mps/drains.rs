@@ -37,7 +37,7 @@ fn orphaned(host: &Host, agent: &Agent, within: &Value) {
 }
 
 #[test]
-fn what_a_daemon_left_behind_is_drained_as_it_is() {
+fn leftover_server_is_drained_without_a_new_daemon() {
     let host = Host::up(HOST);
     let (agent, mut client) = served(&host);
     orphaned(&host, &agent, &json!({}));
@@ -52,7 +52,7 @@ fn what_a_daemon_left_behind_is_drained_as_it_is() {
 }
 
 #[test]
-fn what_a_daemon_left_behind_has_the_time_that_it_was_given_also_over_a_restart() {
+fn drain_deadline_of_leftovers_survives_a_gpushd_restart() {
     let host = Host::up(HOST);
     let (agent, client) = served(&host);
     orphaned(&host, &agent, &json!({ "end_after_s": 3600 }));
@@ -73,7 +73,7 @@ fn what_a_daemon_left_behind_has_the_time_that_it_was_given_also_over_a_restart(
 }
 
 #[test]
-fn what_a_daemon_left_behind_is_stopped_when_that_is_said() {
+fn forced_stop_ends_leftovers() {
     let host = Host::up(HOST);
     let (agent, client) = served(&host);
     orphaned(&host, &agent, &json!({}));
@@ -86,7 +86,7 @@ fn what_a_daemon_left_behind_is_stopped_when_that_is_said() {
 }
 
 #[test]
-fn a_daemon_that_dies_while_it_drains_leaves_its_clients_their_time() {
+fn clients_of_a_killed_draining_daemon_keep_their_deadline() {
     let host = Host::up(HOST);
     let (agent, client) = served(&host);
     let pid = pid_of(&daemon(&agent, "0"));
@@ -104,7 +104,7 @@ fn a_daemon_that_dies_while_it_drains_leaves_its_clients_their_time() {
 }
 
 #[test]
-fn a_drain_does_not_fill_the_log_of_its_daemon_and_ends_with_the_last_client() {
+fn drain_writes_few_log_lines_and_ends_with_the_last_client() {
     let host = Host::up(HOST);
     let (agent, client) = served(&host);
     let log = daemon(&agent, "0").log_directory.expect("a directory");
@@ -123,7 +123,7 @@ fn a_drain_does_not_fill_the_log_of_its_daemon_and_ends_with_the_last_client() {
 }
 
 #[test]
-fn a_server_that_fell_is_told_to_whoever_listens() {
+fn ended_server_is_reported_to_event_listeners() {
     let host = Host::up(HOST);
     let (agent, client) = served(&host);
     let mut listener = agent.listen("?kinds=mps", None);
@@ -138,7 +138,7 @@ fn a_server_that_fell_is_told_to_whoever_listens() {
 }
 
 #[test]
-fn a_server_that_keeps_another_limit_than_its_daemon_is_told() {
+fn server_with_an_older_memory_limit_is_reported() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     reaches(&agent, "0", MpsState::Ready);
@@ -154,7 +154,7 @@ fn a_server_that_keeps_another_limit_than_its_daemon_is_told() {
 }
 
 #[test]
-fn what_one_daemon_was_to_be_told_the_next_one_does_not_hear() {
+fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
     for real in [false, true] {
         let host = Host::up(HOST);
         let programs =
@@ -181,7 +181,7 @@ fn what_one_daemon_was_to_be_told_the_next_one_does_not_hear() {
 }
 
 #[test]
-fn one_that_is_stopped_while_it_starts_hears_of_it() {
+fn starting_daemon_is_stopped_without_sigkill() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, &CONFIG.replace("stop_s = 2", "stop_s = 600"));
     reaches(&agent, "0", MpsState::Ready);

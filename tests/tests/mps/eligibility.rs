@@ -19,7 +19,7 @@ const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
 #[test]
-fn a_cordoned_gpu_gives_no_share_and_is_drained_of_its_shares_and_clients_alone() {
+fn cordoned_gpu_grants_no_lease_and_drain_ignores_idle_server() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     let ready = reaches(&agent, "0", MpsState::Ready);
@@ -56,7 +56,7 @@ fn a_cordoned_gpu_gives_no_share_and_is_drained_of_its_shares_and_clients_alone(
 }
 
 #[test]
-fn in_maintenance_no_daemon_is_started_in_place_of_one_that_ended() {
+fn ended_daemon_is_not_restarted_in_maintenance() {
     let served = Served::up();
     // Maintenance waits for leases.
     release_all(&served.agent, "0");
@@ -73,7 +73,7 @@ fn in_maintenance_no_daemon_is_started_in_place_of_one_that_ended() {
 }
 
 #[test]
-fn a_host_in_maintenance_gives_no_share() {
+fn host_in_maintenance_grants_no_lease() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     reaches(&agent, "0", MpsState::Ready);

@@ -25,7 +25,7 @@ fn next(listener: &mut Listener) -> (MpsState, String) {
 }
 
 #[test]
-fn each_step_of_its_life_is_an_event() {
+fn daemon_state_changes_are_events() {
     let served = Served::up();
     let mut listener = served.agent.listen("?kinds=mps", None);
     assert_eq!(act(&served.agent, "0", "stop", &json!({ "force": true })).status, 200);
@@ -43,7 +43,7 @@ fn each_step_of_its_life_is_an_event() {
 }
 
 #[test]
-fn more_clients_than_are_wanted_are_told() {
+fn too_many_clients_are_reported() {
     let config = format!("{}mps = {{ max_clients = 1 }}\n", Served::CONFIG);
     let served = Served::of(Host::up(Served::HOST), "0", &config, None);
     let first = served.client();
@@ -58,7 +58,7 @@ fn more_clients_than_are_wanted_are_told() {
 }
 
 #[test]
-fn a_server_that_is_killed_is_told_with_whom_it_took_along() {
+fn killed_server_is_reported_with_its_number_of_clients() {
     let served = Served::up();
     let client = served.client();
     let server: i32 = client.word("server").parse().expect("a pid");
@@ -89,7 +89,7 @@ fn through(host: &Host, script: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_daemon_of_another_protocol_says_nothing_and_is_named() {
+fn silent_daemon_with_an_unsupported_protocol_is_reported() {
     let host = Host::up(Served::HOST);
     let programs = through(&host, "CUDA_MPS_PROTOCOL_VERSION=3 exec CONTROL \"$@\"");
     let served = Served::on(host, Some(&programs));
@@ -100,7 +100,7 @@ fn a_daemon_of_another_protocol_says_nothing_and_is_named() {
 }
 
 #[test]
-fn a_log_is_cut_while_its_daemon_runs_and_what_is_said_goes_on() {
+fn log_of_a_running_daemon_is_truncated_and_still_written() {
     let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nlog_mib = 1");
     let served = Served::of(Host::up(Served::HOST), "0", &config, None);
     let mut client = served.client();

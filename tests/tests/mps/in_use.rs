@@ -18,7 +18,7 @@ const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mp
 
 /// Without the lease, `stop` ended the daemon and the program ran without MPS.
 #[test]
-fn lease_of_a_program_that_has_not_begun_blocks_stop_and_restart() {
+fn lease_of_a_program_without_cuda_yet_blocks_stop_and_restart() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     let pid = reaches(&agent, "0", MpsState::Ready).pid;

@@ -174,7 +174,7 @@ impl World {
 }
 
 #[test]
-fn nothing_is_doubled_lost_or_left_whatever_is_killed() {
+fn random_kills_leave_one_daemon_and_no_leftovers() {
     let times = number("GPUSH_TEST_KILLS", 100);
     let (mut dice, seed) = Dice::seeded(20_261_122);
     let host = Host::up(HOST);

@@ -195,7 +195,7 @@ fn lease_ends_with_its_process_its_time_and_its_boot() {
 }
 
 #[test]
-fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own() {
+fn next_user_gets_a_new_directory_and_daemon() {
     if !geteuid().is_root() {
         println!("SKIPPED users of MPS daemons: only root can ask as another user");
         return;
@@ -254,7 +254,7 @@ fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own(
 }
 
 #[test]
-fn two_administrators_who_restart_at_a_time_end_no_client() {
+fn concurrent_restarts_end_no_client() {
     if !geteuid().is_root() {
         println!(
             "SKIPPED clients of restarted MPS daemons: the door is shut to other users than its own, which only root can be"
@@ -301,7 +301,7 @@ fn two_administrators_who_restart_at_a_time_end_no_client() {
 }
 
 #[test]
-fn the_user_of_a_directory_that_was_deleted_is_not_forgotten_with_it() {
+fn user_of_a_deleted_directory_is_remembered() {
     if !geteuid().is_root() {
         println!("SKIPPED users of MPS daemons: only root can ask as another user");
         return;

@@ -62,7 +62,7 @@ fn shared(host: &Host) -> Agent {
 }
 
 #[test]
-fn each_move_is_one_operation_and_leaves_what_the_mode_means() {
+fn mode_change_is_one_operation_and_reaches_the_new_mode() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
@@ -97,7 +97,7 @@ fn each_move_is_one_operation_and_leaves_what_the_mode_means() {
 }
 
 #[test]
-fn a_reload_alone_ends_nobody_and_who_has_a_part_is_in_the_way_until_it_is_given_back() {
+fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     let pid = mps::daemon(&agent, "0").pid;
@@ -125,7 +125,7 @@ fn a_reload_alone_ends_nobody_and_who_has_a_part_is_in_the_way_until_it_is_given
 }
 
 #[test]
-fn two_modes_that_are_wanted_at_once_come_one_after_the_other() {
+fn conflicting_mode_changes_run_one_after_the_other() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule(MIG));
     agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
@@ -153,7 +153,7 @@ fn two_modes_that_are_wanted_at_once_come_one_after_the_other() {
 }
 
 #[test]
-fn a_daemon_that_does_not_come_up_has_the_operation_taken_back() {
+fn failed_daemon_start_rolls_the_operation_back() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule(MIG));
     agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
@@ -172,7 +172,7 @@ fn a_daemon_that_does_not_come_up_has_the_operation_taken_back() {
 }
 
 #[test]
-fn a_mig_device_that_goes_takes_its_daemon_along_and_others_keep_theirs() {
+fn removed_mig_device_ends_only_its_own_daemon() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule("mode = \"mig\"\nlayout = [\"3g.40gb@0:mps\", \"3g.40gb@4:mps\"]"));
     let first = mps::reaches(&agent, "0:3g.40gb@0", MpsState::Ready);
@@ -196,7 +196,7 @@ fn a_mig_device_that_goes_takes_its_daemon_along_and_others_keep_theirs() {
 
 /// Kills gpushd around each driver call that a move makes, there and back, and looks what the next makes of it.
 #[test]
-fn killed_in_the_middle_of_a_move_gpushd_goes_on_to_one_of_its_ends() {
+fn restarted_gpushd_completes_or_rolls_back_a_mode_change() {
     let mut deaths = 0;
     for (from, to) in [("mode = \"mps\"", MIG), (MIG, "mode = \"mps\"")] {
         for call in [
@@ -246,7 +246,7 @@ fn killed_in_the_middle_of_a_move_gpushd_goes_on_to_one_of_its_ends() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_while_its_gpu_is_moved_is_no_trouble() {
+fn mode_change_succeeds_when_the_daemon_is_killed() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     agent.reload(rule(MIG));
@@ -257,7 +257,7 @@ fn a_daemon_that_is_killed_while_its_gpu_is_moved_is_no_trouble() {
 }
 
 #[test]
-fn a_gpu_that_no_rule_wants_any_more_is_drained_and_forgotten_and_comes_back_by_an_operation_alone() {
+fn gpu_without_a_rule_is_drained_and_returns_by_operation_only() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     let share = mps::lease(&agent, "0", &json!({ "percentage": 25 })).unwrap();
@@ -283,7 +283,7 @@ fn a_gpu_that_no_rule_wants_any_more_is_drained_and_forgotten_and_comes_back_by_
 }
 
 #[test]
-fn what_no_rule_wants_any_more_gives_no_shares_and_what_was_stopped_by_hand_is_moved_like_the_rest() {
+fn target_without_mps_rule_grants_no_lease_and_can_change_mode() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     let share = mps::lease(&agent, "0", &json!({ "percentage": 25 })).unwrap();
@@ -318,7 +318,7 @@ fn what_no_rule_wants_any_more_gives_no_shares_and_what_was_stopped_by_hand_is_m
 }
 
 #[test]
-fn a_layout_is_done_when_the_daemons_of_its_devices_serve() {
+fn layout_operation_ends_after_all_its_daemons_are_ready() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule("mode = \"mig\"\nlayout = [\"3g.40gb*2:mps\"]"));
     agent.until("daemons", || (agent.get("/v1/mps").json().as_array()?.len() == 2).then_some(()));
@@ -330,7 +330,7 @@ fn a_layout_is_done_when_the_daemons_of_its_devices_serve() {
 }
 
 #[test]
-fn a_daemon_that_came_up_is_taken_back_with_the_operation_of_which_another_did_not() {
+fn started_daemon_is_rolled_back_when_another_fails_to_start() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\n");
     let config = |mode: &str| format!("[mps]\nstart_s = 60\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"{mode}\"\n");
     let agent = Agent::start(&host, &config("exclusive"));

@@ -21,7 +21,7 @@ fn reload(agent: &Agent, processes: &str) {
 }
 
 #[test]
-fn who_is_allowed_after_it_was_asked_is_not_killed_and_who_is_not_any_more_is_asked() {
+fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
     let Some((host, agent)) = start("strays that are allowed later", &processes(3600, "")) else { return };
     let mut listener = agent.listen("?kinds=stray", None);
     let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
@@ -36,7 +36,7 @@ fn who_is_allowed_after_it_was_asked_is_not_killed_and_who_is_not_any_more_is_as
 }
 
 #[test]
-fn a_program_is_allowed_by_its_file_and_one_that_can_not_be_compared_is_left() {
+fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     let dir = tempfile::Builder::new().prefix("gpush-allowed-").tempdir().expect("a directory");
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("an open directory");
     let (kept, replaced) = (dir.path().join("kept"), dir.path().join("replaced"));

@@ -6,7 +6,7 @@ use gpush_tests::{host::program, mps::reaches};
 use super::{END, FAST, Job, NOBODY, RULE, done, listed, start, start_on, stray_and_guest, told, witness};
 
 #[test]
-fn whoever_names_no_share_is_a_stray_and_only_shown_unless_the_config_says_more() {
+fn process_without_a_lease_is_shown_as_stray_by_default() {
     let Some((host, agent)) = start("strays of another user", "") else { return };
     let (mut stray, mut guest) = stray_and_guest(&host, &agent);
     let seen = agent
@@ -26,7 +26,7 @@ fn whoever_names_no_share_is_a_stray_and_only_shown_unless_the_config_says_more(
 }
 
 #[test]
-fn one_is_warned_of_once_and_left() {
+fn stray_is_warned_about_once_and_not_ended() {
     let Some((host, agent)) = start("strays that are warned of", "[processes]\nstray = \"warn\"\n") else { return };
     let sleep = || Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
     let mut draws = sleep().on(&host, "--gpu 0 --kind graphics");
@@ -42,7 +42,7 @@ fn one_is_warned_of_once_and_left() {
 }
 
 #[test]
-fn a_stray_of_a_user_without_share_is_ended_and_what_share_holders_do_is_left() {
+fn stray_is_ended_only_when_its_user_has_no_lease() {
     let Some((host, agent)) = start("strays that are ended", END) else { return };
     let (mut theirs, mut guest) = stray_and_guest(&host, &agent);
     // Past MPS, and root's: told, and left.
@@ -60,7 +60,7 @@ fn a_stray_of_a_user_without_share_is_ended_and_what_share_holders_do_is_left() 
 }
 
 #[test]
-fn on_a_gpu_that_is_to_be_shared_otherwise_nobody_is_one() {
+fn gpu_with_another_desired_mode_has_no_strays() {
     for mode in ["exclusive", "timeslice"] {
         let keep = "mps = { compute_mode = \"keep\" }\n";
         let config = format!("{END}{FAST}{RULE}{keep}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n");
@@ -81,7 +81,7 @@ fn on_a_gpu_that_is_to_be_shared_otherwise_nobody_is_one() {
 }
 
 #[test]
-fn one_that_ignores_the_question_is_killed_and_everybody_is_told_who_it_was() {
+fn stray_that_ignores_sigterm_is_killed_and_reported() {
     let Some((host, agent)) = start("strays that do not end", END) else { return };
     let mut listener = agent.listen("?kinds=stray", None);
     let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
@@ -102,7 +102,7 @@ fn one_that_ignores_the_question_is_killed_and_everybody_is_told_who_it_was() {
 }
 
 #[test]
-fn the_time_that_is_told_is_the_one_that_is_kept() {
+fn stray_is_killed_after_the_reported_grace_period() {
     let config = "[processes]\nstray = \"end\"\ngrace_s = 2\n";
     let Some((host, agent)) = start("the grace of strays", config) else { return };
     let mut listener = agent.listen("?kinds=stray", None);

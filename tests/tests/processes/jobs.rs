@@ -10,7 +10,7 @@ use super::{END, Job, NOBODY, done, lease_of, lease_shown, start, witness};
 const PLACE: &str = "--gpu 0 --kind mps";
 
 #[test]
-fn a_job_whose_environment_tells_nothing_is_shown_and_left() {
+fn job_with_an_empty_environment_is_shown_and_not_ended() {
     let Some((host, agent)) = start("a job without environment", END) else { return };
     let _share = lease_of(NOBODY, &agent);
     // None at all: as of one that has written over it, or is being executed.
@@ -37,7 +37,7 @@ fn a_job_whose_environment_tells_nothing_is_shown_and_left() {
 }
 
 #[test]
-fn a_share_counts_wherever_it_stands_and_is_remembered() {
+fn lease_is_found_anywhere_in_the_environment_and_remembered() {
     let Some((host, agent)) = start("jobs that hide their share", END) else { return };
     let share = lease_of(NOBODY, &agent).lease.id.to_string();
     // Behind more than most have.

@@ -9,7 +9,7 @@ use gpush_tests::{
 use super::{END, HOST, NOBODY, RULE, all, lease_of, listed, start_on, witness};
 
 #[test]
-fn a_server_that_no_look_has_seen_yet_is_none_and_is_shown_as_what_it_is() {
+fn new_mps_server_is_shown_as_server_and_not_as_stray() {
     // The daemon is next looked at in a while: what it says of its servers is from before there was one.
     let config = format!("{END}[mps]\nhealth_s = 3600\n{RULE}");
     let Some((host, agent)) = start_on("servers that are new", HOST, &config) else { return };
@@ -24,7 +24,7 @@ fn a_server_that_no_look_has_seen_yet_is_none_and_is_shown_as_what_it_is() {
 }
 
 #[test]
-fn a_server_of_a_daemon_that_does_not_answer_a_new_agent_is_none() {
+fn server_of_a_silent_daemon_is_not_a_stray_after_a_restart() {
     let config = format!("{END}[mps]\nhealth_s = 1\n{RULE}");
     let Some((host, agent)) = start_on("servers of a silent daemon", HOST, &config) else { return };
     let taken = lease_of(NOBODY, &agent);

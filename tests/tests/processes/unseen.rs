@@ -12,7 +12,7 @@ use super::{END, FAST, HOST, Job, NOBODY, OTHER, RULE, done, lease_of, listed, s
 const TWO: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 
 #[test]
-fn on_a_gpu_that_can_not_be_read_nobody_is_ended() {
+fn no_stray_is_ended_on_an_unreadable_gpu() {
     let config = format!("[driver]\nread_ms = 1000\n{END}{FAST}{}", RULE.replace("\"0\"", "\"0-1\""));
     let Some((host, agent)) = start_on("strays on a GPU that can't be read", TWO, &config) else { return };
     reaches(&agent, "1", MpsState::Ready);
@@ -29,7 +29,7 @@ fn on_a_gpu_that_can_not_be_read_nobody_is_ended() {
 }
 
 #[test]
-fn in_maintenance_nobody_is_a_stray() {
+fn no_process_is_a_stray_in_maintenance() {
     let Some((host, agent)) = start("strays in maintenance", "[processes]\nstray = \"end\"\ngrace_s = 3600\n") else {
         return;
     };
@@ -42,7 +42,7 @@ fn in_maintenance_nobody_is_a_stray() {
 }
 
 #[test]
-fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
+fn no_process_is_a_stray_until_database_loss_is_accepted() {
     let config = format!("{END}{FAST}{RULE}");
     let Some((host, agent)) = start_on("strays with the database lost", HOST, &config) else { return };
     let before = reaches(&agent, "0", MpsState::Ready);

@@ -39,7 +39,7 @@ fn says(daemon: &MpsDaemon, words: &str) -> bool {
 }
 
 #[test]
-fn a_daemon_without_a_directory_is_waited_for_and_none_is_started_beside_it() {
+fn daemon_without_directory_but_with_clients_delays_next_one() {
     both(|mut served| {
         let mut client = served.client();
         served.restart(|served| fs::remove_dir_all(served.place()).expect("it can be deleted"));
@@ -60,7 +60,7 @@ fn a_daemon_without_a_directory_is_waited_for_and_none_is_started_beside_it() {
 }
 
 #[test]
-fn a_daemon_without_a_directory_that_nobody_uses_is_ended() {
+fn idle_daemon_without_directory_is_ended() {
     both(|mut served| {
         served.restart(|served| fs::remove_dir_all(served.place()).expect("it can be deleted"));
         served.another();
@@ -69,7 +69,7 @@ fn a_daemon_without_a_directory_that_nobody_uses_is_ended() {
 }
 
 #[test]
-fn a_daemon_without_a_directory_is_ended_under_its_clients_when_that_is_asked_for() {
+fn forced_restart_ends_a_daemon_without_directory() {
     let mut served = Served::up();
     let client = served.client();
     // A renamed directory counts as deleted.
@@ -81,7 +81,7 @@ fn a_daemon_without_a_directory_is_ended_under_its_clients_when_that_is_asked_fo
 }
 
 #[test]
-fn a_daemon_whose_spec_is_damaged_is_gone_on_with() {
+fn daemon_with_a_damaged_spec_is_adopted() {
     both(|mut served| {
         let mut client = served.client();
         let before = daemon(&served.agent, &served.target);
@@ -111,7 +111,7 @@ fn a_daemon_whose_spec_is_damaged_is_gone_on_with() {
 }
 
 #[test]
-fn a_daemon_whose_program_or_lock_was_replaced_is_gone_on_with() {
+fn daemon_with_a_replaced_program_or_lock_is_adopted() {
     let host = Host::up(Served::HOST);
     let own = host.dir().join("own");
     fs::create_dir(&own).expect("a directory");
@@ -138,7 +138,7 @@ fn a_daemon_whose_program_or_lock_was_replaced_is_gone_on_with() {
 }
 
 #[test]
-fn a_client_that_its_parent_did_not_wait_for_keeps_nobody_waiting() {
+fn zombie_client_does_not_delay_the_next_daemon() {
     let served = Served::up();
     let client = served.client();
     let server = parts(&base(&served.host)).into_iter().find(|part| part.role == Role::Server).expect("a server").pid;

@@ -19,7 +19,7 @@ use serde_json::json;
 use super::{serves, told_as};
 
 #[test]
-fn a_daemon_that_says_nothing_is_left_to_its_clients_and_replaced_when_they_have_gone() {
+fn hung_daemon_is_replaced_after_its_last_client_ended() {
     for (kind, words) in [
         ("silent-hello", "does not greet"),
         ("hung-daemon", "does not greet"),
@@ -48,7 +48,7 @@ fn a_daemon_that_says_nothing_is_left_to_its_clients_and_replaced_when_they_have
 }
 
 #[test]
-fn one_that_hangs_is_restarted_under_its_clients_where_the_config_says_so() {
+fn hung_daemon_with_clients_is_restarted_when_configured() {
     let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nrestart_hung_with_clients = true");
     let served = Served::of(Host::up(Served::HOST), "0", &config, None);
     let client = served.client();
@@ -59,7 +59,7 @@ fn one_that_hangs_is_restarted_under_its_clients_where_the_config_says_so() {
 }
 
 #[test]
-fn a_stopped_process_is_a_hung_daemon() {
+fn stopped_daemon_process_is_reported_as_hung() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "NVIDIA's own daemon, stopped") } else { None };
@@ -125,7 +125,7 @@ fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
 }
 
 #[test]
-fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
+fn daemon_with_a_busy_control_connection_is_not_killed() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "somebody at the prompt of NVIDIA's own daemon") } else { None };
@@ -151,7 +151,7 @@ fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
 }
 
 #[test]
-fn settings_that_somebody_changes_past_gpushd_are_set_back_and_told() {
+fn settings_changed_by_another_program_are_restored() {
     // Version 535 lets anybody do that who is let in.
     let served = Served::on(Host::up(&format!("driver = \"535.183.06\"\n{}", Served::HOST)), None);
     let client = served.client();

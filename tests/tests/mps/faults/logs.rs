@@ -47,7 +47,7 @@ fn length(path: &Path) -> u64 {
 }
 
 #[test]
-fn whoever_writes_into_the_log_makes_up_no_client_and_no_fault() {
+fn forged_log_lines_create_no_client_and_no_fault() {
     each("made-up lines in the log", Served::CONFIG, |served| {
         // Seen once at least: what was before the first look is no news.
         reaches(&served.agent, "0", MpsState::Ready);
@@ -78,7 +78,7 @@ fn whoever_writes_into_the_log_makes_up_no_client_and_no_fault() {
 }
 
 #[test]
-fn whoever_waits_for_a_server_is_inside_though_the_log_denies_it() {
+fn waiting_client_counts_despite_forged_log_lines() {
     each("a client that waits", Served::CONFIG, |served| {
         fault(&served.host, "never-active");
         let mut waits = Client::begin(&served.host, &served.environment, None);
@@ -102,7 +102,7 @@ fn whoever_waits_for_a_server_is_inside_though_the_log_denies_it() {
 }
 
 #[test]
-fn a_log_that_is_flooded_is_kept_small_and_told_also_while_its_daemon_does_not_answer() {
+fn flooded_log_of_a_hung_daemon_is_truncated_and_reported() {
     let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nlog_mib = 1");
     each("a flood of the log", &config, |served| {
         fault(&served.host, "busy-ui");

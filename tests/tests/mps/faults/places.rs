@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 #[test]
-fn stale_files_a_slow_start_and_a_slow_end_cost_time_alone() {
+fn stale_files_slow_start_and_slow_stop_only_take_time() {
     let served = Served::up();
     fault(&served.host, "stale-pid-file --times 1");
     assert!(signal(served.pid, Signal::SIGKILL));
@@ -60,7 +60,7 @@ fn deleted_pipe_directory_is_reported_and_recreated_when_idle() {
 }
 
 #[test]
-fn a_path_that_is_too_long_is_refused_with_its_length() {
+fn too_long_path_is_refused_with_its_length() {
     let host = Host::up(Served::HOST);
     let long = host.scratch(&"x".repeat(80));
     let agent = Setup::on(&host).config(Served::CONFIG).env("GPUSH_MPS_DIR", long.display().to_string()).start();
@@ -71,7 +71,7 @@ fn a_path_that_is_too_long_is_refused_with_its_length() {
 }
 
 #[test]
-fn garbage_in_the_log_of_a_daemon_is_told() {
+fn garbage_in_the_log_fifo_leaves_one_daemon() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "garbage in the log of NVIDIA's own daemon") } else { None };
@@ -94,7 +94,7 @@ fn garbage_in_the_log_of_a_daemon_is_told() {
 }
 
 #[test]
-fn a_full_disk_for_logs_is_told_and_stops_nobody() {
+fn full_log_disk_is_reported_and_ends_no_client() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "a full disk for logs of NVIDIA's own daemon") } else { None };

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::{serves, told_as};
 
 #[test]
-fn a_server_that_dies_or_never_serves_or_met_a_fault_shuts_the_door() {
+fn server_failure_revokes_access_to_the_pipe_directory() {
     let served = Served::up();
     fault(&served.host, "server-dies");
     for _ in 0..3 {
@@ -46,7 +46,7 @@ fn a_server_that_dies_or_never_serves_or_met_a_fault_shuts_the_door() {
 }
 
 #[test]
-fn a_server_that_its_daemon_left_behind_serves_to_the_end_and_no_daemon_is_started_beside() {
+fn leftover_server_serves_its_client_before_the_next_daemon() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "what NVIDIA's own daemon leaves behind") } else { None };
@@ -90,7 +90,7 @@ fn left_behind(mut served: Served) {
 }
 
 #[test]
-fn whoever_dies_in_whatever_order_one_daemon_is_left() {
+fn one_daemon_remains_after_kills_in_any_order() {
     let mut served = Served::up();
     for order in ["dsa", "sda", "ads", "asd", "das", "sad"] {
         let client = Client::start(&served.host, &served.environment);

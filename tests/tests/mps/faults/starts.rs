@@ -11,7 +11,7 @@ use gpush_tests::{
 use serde_json::json;
 
 #[test]
-fn what_can_not_be_started_is_given_up_with_its_reason_and_started_by_hand() {
+fn failing_daemon_is_given_up_and_can_be_started_manually() {
     let host = Host::up(Served::HOST);
     let broken = host.scratch("broken");
     fs::create_dir(&broken).expect("a directory");
@@ -38,7 +38,7 @@ fn what_can_not_be_started_is_given_up_with_its_reason_and_started_by_hand() {
 }
 
 #[test]
-fn what_has_no_mps_is_told_and_nothing_is_started() {
+fn gpu_without_mps_is_reported_and_gets_no_daemon() {
     for (gpu, why) in [
         ("model = \"a100-40\"\nmig = true", "MIG mode is on"),
         ("model = \"p100-16\"", "is older than Volta, from which on MPS can limit what clients take"),
