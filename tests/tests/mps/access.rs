@@ -1,5 +1,5 @@
-//! Nobody is lost who came while a daemon was about to be ended, nobody gets in whom it does not serve, and what
-//! two administrators do at a time is both done.
+//! Access to pipe directories: no client is lost that connects just before a stop, and access is closed while the
+//! daemon does not serve. Concurrent requests of two administrators both take effect.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
-/// Daemons are looked at when there is a reason to alone.
+/// No periodic probes: gpushd probes a daemon only on events and requests.
 const CONFIG: &str =
     "[mps]\nhealth_s = 3600\nstart_s = 3\n[[gpu]]\nname = \"lab\"\nmatch = [\"0-1\"]\nmode = \"mps\"\n";
 
@@ -44,11 +44,11 @@ fn client_since_the_last_probe_is_found_before_a_stop() {
     };
     for verb in ["stop", "restart"] {
         let now = refused(verb);
-        assert!(now.state == MpsState::Ready && is_open(pipe(&now)), "{verb}: open again: {now:#?}");
+        assert!(now.state == MpsState::Ready && is_open(pipe(&now)), "{verb}: access is open again: {now:#?}");
     }
     release_all(&agent, "0");
     for verb in ["stop", "restart"] {
-        assert_eq!(refused(verb).state, MpsState::Ready, "{verb}: a client without a share counts, too");
+        assert_eq!(refused(verb).state, MpsState::Ready, "{verb}: a client without a lease counts, too");
     }
     assert!(client.lives() && client.said().is_empty());
     client.end();
@@ -68,7 +68,7 @@ fn client_waiting_for_its_server_counts_as_client() {
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     clear_faults(&host);
-    assert!(waits.says().starts_with("active"), "it is served to its end");
+    assert!(waits.says().starts_with("active"), "the client is served until it ends");
     waits.end();
     reaches(&agent, "0", MpsState::Stopped);
 }
@@ -92,7 +92,7 @@ fn unprobed_server_counts_as_used_unless_the_driver_denies_it() {
     assert!(!untold.clients_known, "{untold:#?}");
     assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not tell")), "{untold:#?}");
     host.clear_faults();
-    // It tells of nobody, and nobody waits any more.
+    // The driver lists no client, and no client waits for the server.
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     clear_faults(&host);
     reaches(&agent, "0", MpsState::Stopped);
@@ -114,7 +114,7 @@ fn daemon_with_unknown_clients_is_not_ended() {
     assert!(hung.reasons.iter().any(|reason| reason.contains("can't be told")), "{hung:#?}");
     assert!(hung.reasons.iter().any(|reason| reason.contains(&format!("kill -CONT {pid}"))), "{hung:#?}");
     assert_eq!(act(&agent, "0", "stop", &json!({})).error().code, Code::Blocked);
-    // One that begins knows nothing of them either.
+    // A restarted gpushd does not know the clients either.
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     becomes(&agent, "0", "hung", |daemon| daemon.state == MpsState::Hung && !daemon.clients_known);
@@ -132,12 +132,12 @@ fn slow_daemon_is_not_treated_as_idle() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
-    // The last look found nobody. A new one takes longer than anybody waits for it.
+    // The last probe found no client. The next probe takes longer than the limit of a request.
     let mut client = Client::start(&host, &environment);
     release_all(&agent, "0");
     fault(&host, "slow-hello --ms 1200");
     let refused = act(&agent, "0", "stop", &json!({})).error();
-    // The look for the processes of the lease may have found it.
+    // The check of the lease's processes may have found the client.
     let says = ["cannot tell", "1 client is connected"].iter().any(|part| refused.message.contains(part));
     assert!(refused.code == Code::Blocked && says, "{refused:?}");
     assert_eq!(act(&agent, "0", "restart", &json!({})).error().code, Code::Blocked);
@@ -158,16 +158,16 @@ fn lease_holder_keeps_access_while_gpushd_waits_for_the_driver() {
     host.fault("nvmlInit* --hang");
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
-    becomes(&agent, &zero.target, "looked at", |daemon| daemon.pid == zero.pid && daemon.clients_known);
-    assert!(is_open(pipe(&zero)) && !is_open(pipe(&one)), "nobody has a share of the other one");
+    becomes(&agent, &zero.target, "probed", |daemon| daemon.pid == zero.pid && daemon.clients_known);
+    assert!(is_open(pipe(&zero)) && !is_open(pipe(&one)), "there is no lease on the other target");
     let mut client = Client::start(&host, &taken.environment);
     assert!(client.first.starts_with("active"), "{}", client.first);
     host.clear_faults();
     reaches(&agent, "0", MpsState::Ready);
-    // Nor is anybody shut out by one whose rule is another: an operation is what moves the GPU.
+    // A gpushd with another rule does not close access either: only an operation changes the mode.
     agent.kill();
     let agent = Agent::start(&host, &CONFIG.replace("\"mps\"", "\"exclusive\""));
-    becomes(&agent, &zero.target, "told that its rule is another", |daemon| {
+    becomes(&agent, &zero.target, "reported with its changed rule", |daemon| {
         daemon.clients_known && daemon.findings.iter().any(|told| told.contains("no lease is granted"))
     });
     assert!(is_open(pipe(&zero)) && client.lives() && client.said().is_empty());
@@ -186,8 +186,8 @@ fn access_to_an_ended_or_hung_daemon_is_closed_after_a_restart() {
     agent.kill();
     assert!(signal(pid, Signal::SIGKILL) && is_open(&dir));
     let agent = Agent::start(&host, CONFIG);
-    becomes(&agent, "0", "waiting for what is left", |daemon| daemon.state == MpsState::BackingOff);
-    assert!(!is_open(&dir), "whoever came in would find nobody, and run without MPS");
+    becomes(&agent, "0", "waiting for the leftovers", |daemon| daemon.state == MpsState::BackingOff);
+    assert!(!is_open(&dir), "a new client would find no daemon, and run without MPS");
     assert!(client.lives());
     client.end();
     reaches(&agent, "0", MpsState::Ready);
@@ -198,10 +198,10 @@ fn access_to_an_ended_or_hung_daemon_is_closed_after_a_restart() {
     agent.kill();
     assert!(signal(pid, Signal::SIGSTOP) && is_open(&dir));
     let agent = Agent::start(&host, CONFIG);
-    agent.await_that("the door shut", || !is_open(&dir));
+    agent.await_that("access is closed", || !is_open(&dir));
     assert!(signal(pid, Signal::SIGCONT));
     reaches(&agent, "1", MpsState::Ready);
-    agent.await_that("the door open", || is_open(&dir));
+    agent.await_that("access is open", || is_open(&dir));
 }
 
 #[test]
@@ -220,7 +220,11 @@ fn concurrent_actions_are_both_executed() {
         assert_eq!(stopped.wanted.settings.percentage.to_string(), (10 + round).to_string());
         assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
         let started = reaches(&agent, "0", MpsState::Ready);
-        assert_eq!(started.in_force.expect("settings").percentage.to_string(), (10 + round).to_string(), "over a stop");
+        assert_eq!(
+            started.in_force.expect("settings").percentage.to_string(),
+            (10 + round).to_string(),
+            "after a stop and a start"
+        );
     }
     println!("{rounds} rounds");
     assert_eq!(act(&agent, "0", "settings", &json!({ "clear": true })).status, 200);
@@ -258,14 +262,14 @@ fn restart_of_a_stopped_daemon_ends_no_new_client() {
     reaches(&agent, "0", MpsState::Stopped);
     assert!(signal(hangs, Signal::SIGSTOP));
     let client = std::thread::scope(|scope| {
-        // While somebody waits for a look at the other one, all are settled no faster.
+        // A pending probe of the other daemon delays all requests.
         scope.spawn(|| act(&agent, "1", "stop", &json!({ "force": true })));
-        agent.await_that("the other door shut", || !is_open(pipe(&one)));
+        agent.await_that("access to the other daemon is closed", || !is_open(pipe(&one)));
         let restart = scope.spawn(|| act(&agent, "0", "restart", &json!({})).status);
-        agent.await_that("it started", || is_open(pipe(&zero)));
+        agent.await_that("the daemon has started", || is_open(pipe(&zero)));
         let client = Client::start(&host, &environment);
         assert!(signal(hangs, Signal::SIGCONT));
-        assert_eq!(restart.join().expect("it ends"), 200);
+        assert_eq!(restart.join().expect("the request returns"), 200);
         client
     });
     becomes(&agent, "0", "with its client", |daemon| daemon.state == MpsState::Ready && daemon.clients.len() == 1);
@@ -285,8 +289,8 @@ fn drain_without_a_deadline_removes_the_earlier_deadline() {
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 3 })).status, 200);
     let [mut patient, ends] = clients;
-    assert!(["terminated", "lost"].contains(&ends.says().as_str()), "its time is over");
-    assert!(patient.lives() && patient.said().is_empty(), "later than the time that was taken back");
+    assert!(["terminated", "lost"].contains(&ends.says().as_str()), "the deadline has passed");
+    assert!(patient.lives() && patient.said().is_empty(), "the client outlives the removed deadline");
     assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     patient.end();
     reaches(&agent, "0", MpsState::Stopped);
@@ -303,11 +307,11 @@ fn settings_end_with_their_rule_and_drain_deadlines_persist() {
     assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 4 })).status, 200);
     reaches(&agent, "1", MpsState::Draining);
     agent.kill();
-    // The rule is another when it comes back.
+    // The rule has changed when gpushd starts again.
     let agent = Setup::on(&host).config(&(CONFIG.to_owned() + "mps = { percentage = 80 }\n")).start();
-    becomes(&agent, "0", "by its rule", |daemon| {
+    becomes(&agent, "0", "with the settings of its rule", |daemon| {
         daemon.rule.is_none() && daemon.in_force.as_ref().is_some_and(|now| now.percentage.to_string() == "80")
     });
-    assert!(["terminated", "lost"].contains(&client.says().as_str()), "its time is over");
+    assert!(["terminated", "lost"].contains(&client.says().as_str()), "the deadline has passed");
     reaches(&agent, "1", MpsState::Stopped);
 }

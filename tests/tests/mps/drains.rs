@@ -1,5 +1,4 @@
-//! Clients have the time that they were given, whatever becomes of their daemon meanwhile, and everybody is told how
-//! long that is.
+//! Clients keep their drain deadline even if their daemon ends meanwhile, and the API reports the deadline.
 
 use gpush_api::{Code, Happening, MpsState};
 use gpush_tests::{
@@ -11,7 +10,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
-/// Daemons are looked at when there is a reason to alone.
+/// No periodic probes: gpushd probes a daemon only on events and requests.
 const CONFIG: &str = "[mps]\nhealth_s = 3600\nstop_s = 2\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
 fn served(host: &Host) -> (Agent, Client) {
@@ -22,10 +21,10 @@ fn served(host: &Host) -> (Agent, Client) {
     (agent, client)
 }
 
-/// Kills the daemon under its client, and drains what it leaves behind.
+/// Kills the daemon of a client, and drains the leftovers.
 fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert!(signal(pid_of(&daemon(agent, "0")), Signal::SIGKILL));
-    becomes(agent, "0", "waiting for what is left", |daemon| {
+    becomes(agent, "0", "waiting for the leftovers", |daemon| {
         daemon.state == MpsState::BackingOff && daemon.reasons.iter().any(|why| why.contains("still serves 1 client"))
     });
     assert_eq!(act(agent, "0", "drain", within).status, 200);
@@ -44,7 +43,7 @@ fn leftover_server_is_drained_without_a_new_daemon() {
     assert_eq!(daemon(&agent, "0").clients_end_at, None);
     assert!(client.lives() && client.said().is_empty());
     client.end();
-    // Its server has nobody any more, and goes.
+    // Its server has no client any more, and ends.
     reaches(&agent, "0", MpsState::Stopped);
     assert!(parts(&base(&host)).is_empty());
     assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
@@ -65,7 +64,7 @@ fn drain_deadline_of_leftovers_survives_a_gpushd_restart() {
     let again = left.clients_end_at.expect("a time");
     assert!((again - until).get_seconds().abs() <= 2, "{until} and {again}");
     assert_eq!(left.state, MpsState::Draining);
-    // What was said last holds.
+    // The last deadline takes effect.
     assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 1 })).status, 200);
     assert_eq!(client.says(), "lost");
     reaches(&agent, "0", MpsState::Stopped);
@@ -95,11 +94,11 @@ fn clients_of_a_killed_draining_daemon_keep_their_deadline() {
     assert_eq!((drained.state, drained.pid), (MpsState::Draining, u32::try_from(pid).ok()));
     let until = drained.clients_end_at.expect("a time");
     assert!(signal(pid, Signal::SIGKILL));
-    let left = becomes(&agent, "0", "left behind", |daemon| daemon.pid.is_none());
+    let left = becomes(&agent, "0", "without its daemon", |daemon| daemon.pid.is_none());
     assert_eq!(left.state, MpsState::Draining, "{left:#?}");
     assert!((left.clients_end_at.expect("a time") - until).get_seconds().abs() <= 1, "{left:#?}");
     assert_eq!(client.says(), "lost");
-    assert!(jiff::Timestamp::now() >= until, "not before its time");
+    assert!(jiff::Timestamp::now() >= until, "the client ends at the deadline, not earlier");
     reaches(&agent, "0", MpsState::Stopped);
 }
 
@@ -111,13 +110,13 @@ fn drain_writes_few_log_lines_and_ends_with_the_last_client() {
     let lines = || std::fs::read_to_string(format!("{log}/control.log")).expect("a log").lines().count();
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     let before = lines();
-    // Whoever watches asks again and again; what a daemon is asked stands in its log.
+    // A caller that watches the drain sends many requests. The daemon logs each command that it gets.
     for _ in 0..20 {
         assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     }
     let more = lines() - before;
-    println!("{more} more lines after 20 looks");
-    assert!(more < 60, "{more} lines after 20 looks, where each question makes three or more, and a look asks several");
+    println!("{more} more lines after 20 requests");
+    assert!(more < 60, "{more} lines after 20 requests; a probe sends several commands of three or more lines each");
     client.end();
     reaches(&agent, "0", MpsState::Stopped);
 }
@@ -131,8 +130,8 @@ fn ended_server_is_reported_to_event_listeners() {
     assert!(signal(server.cast_signed(), Signal::SIGKILL));
     assert_eq!(client.says(), "lost");
     let told = "a server ended";
-    // Whoever looks has it seen.
-    becomes(&agent, "0", "told", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
+    // A request makes gpushd probe the daemon.
+    becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
     let is = |what: &Happening| matches!(what, Happening::Mps(change) if change.reasons.concat().contains(told));
     listener.until(|event| is(&event.what));
 }
@@ -149,7 +148,7 @@ fn server_with_an_older_memory_limit_is_reported() {
     assert!(daemon(&agent, "0").findings.is_empty());
     limit(1024);
     let told = "a server was started with memory limit 8192M, and keeps it";
-    becomes(&agent, "0", "told", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
+    becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
     client.end();
 }
 
@@ -185,14 +184,14 @@ fn starting_daemon_is_stopped_without_sigkill() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, &CONFIG.replace("stop_s = 2", "stop_s = 600"));
     reaches(&agent, "0", MpsState::Ready);
-    // What is in the middle of a change is not started.
+    // A target cannot be started while an operation changes it.
     let _ended = agent.settle();
     for _ in 0..5 {
         assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
         reaches(&agent, "0", MpsState::Stopped);
         let started = act(&agent, "0", "start", &json!({}));
         assert_eq!(started.status, 200, "{started:?}");
-        // Most times it does not listen yet.
+        // In most rounds the daemon does not listen yet when it is stopped.
     }
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Stopped);

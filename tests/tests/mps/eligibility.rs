@@ -1,5 +1,5 @@
-//! A GPU that takes no new work gives no share of itself, and is drained when its shares have ended, though
-//! its MPS server stays.
+//! A cordoned GPU grants no lease. It is drained once its leases and clients have ended, although its MPS server
+//! remains.
 
 use std::{
     io::{BufRead, BufReader},
@@ -35,22 +35,26 @@ fn cordoned_gpu_grants_no_lease_and_drain_ignores_idle_server() {
     let mut drain = drain.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl");
     let mut waits = BufReader::new(drain.stderr.take().expect("piped"));
     let mut said = String::new();
-    waits.read_line(&mut said).expect("it says for whom it waits");
+    waits.read_line(&mut said).expect("gpushctl prints what it waits for");
     let who = format!("used by pid {}", client.pid());
     assert!(said.contains(&who) && said.contains(&format!("lease {} of", taken.lease.id)), "{said}");
-    assert!(!said.contains(&server.to_string()), "a server uses it for its clients alone: {said}");
-    let refused = lease(&agent, "0", &json!({ "percentage": 20 })).expect_err("no new work");
+    assert!(!said.contains(&server.to_string()), "a server counts only through its clients: {said}");
+    let refused = lease(&agent, "0", &json!({ "percentage": 20 })).expect_err("no new lease is granted");
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause == "GPU 0 is cordoned"), "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains("fan replacement")), "{refused:?}");
     let told = daemon(&agent, "0");
-    assert_eq!((told.state, told.pid, told.clients.len()), (MpsState::Ready, ready.pid, 1), "what runs goes on");
+    assert_eq!(
+        (told.state, told.pid, told.clients.len()),
+        (MpsState::Ready, ready.pid, 1),
+        "daemon and client continue"
+    );
     assert!(told.findings.iter().any(|finding| finding.contains("GPU 0 is cordoned")), "{:?}", told.findings);
 
     client.end();
     release(&agent, taken.lease.id);
-    assert!(drain.wait().expect("it ends").success());
-    assert!(signal(server, Signal::SIGCONT), "the server is there still");
+    assert!(drain.wait().expect("gpushctl ends").success());
+    assert!(signal(server, Signal::SIGCONT), "the server still runs");
     assert!(agent.post("/v1/gpus/0/uncordon", &json!({})).status == 200);
     lease(&agent, "0", &json!({ "percentage": 20 })).expect("a lease");
 }
@@ -78,12 +82,14 @@ fn host_in_maintenance_grants_no_lease() {
     let agent = Agent::start(&host, CONFIG);
     reaches(&agent, "0", MpsState::Ready);
     let enter = || agent.post("/v1/maintenance/enter", &json!({ "reason": "driver 570" })).status == 200;
-    agent.await_that("maintenance, once the operation that brought it up has ended", enter);
-    let refused = lease(&agent, "0", &json!({})).expect_err("no new work");
+    agent.await_that("maintenance, after the operation at the start has ended", enter);
+    let refused = lease(&agent, "0", &json!({})).expect_err("no new lease is granted");
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("is in maintenance"), "{refused:?}");
     assert_eq!(agent.post("/v1/maintenance/leave", &json!({})).status, 200);
-    becomes(&agent, "0", "open", |daemon| daemon.state == MpsState::Ready && daemon.findings.is_empty());
+    becomes(&agent, "0", "ready without findings", |daemon| {
+        daemon.state == MpsState::Ready && daemon.findings.is_empty()
+    });
     agent.await_that("a lease", || lease(&agent, "0", &json!({})).is_ok());
     let _ = act(&agent, "0", "stop", &json!({ "force": true }));
 }

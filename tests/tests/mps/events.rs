@@ -1,5 +1,5 @@
-//! What is told of MPS daemons: each step of their lives as an event, more clients than are wanted, versions that are
-//! not supported, and logs that are cut before they fill a disk.
+//! Reports about MPS daemons: events of state changes, too many clients and unsupported protocol versions. Also logs
+//! that gpushd truncates before they fill a disk.
 
 use std::{
     fs::{self, OpenOptions},
@@ -17,9 +17,9 @@ use gpush_tests::{
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-/// The next state that is told of.
+/// Returns the state and the reasons of the next event.
 fn next(listener: &mut Listener) -> (MpsState, String) {
-    let Happening::Mps(change) = listener.next_of(EventKind::Mps).what else { panic!("another kind") };
+    let Happening::Mps(change) = listener.next_of(EventKind::Mps).what else { panic!("an event of another kind") };
     assert_eq!((change.gpu, change.uuid.as_str()), (Some(0), change.gpu_uuid.as_str()));
     (change.state, change.reasons.join("; "))
 }
@@ -34,7 +34,7 @@ fn daemon_state_changes_are_events() {
     assert_eq!([next(&mut listener).0, next(&mut listener).0], [MpsState::Starting, MpsState::Ready]);
     let client = served.client();
     assert!(signal(daemon(&served.agent, "0").pid.expect("a pid").cast_signed(), Signal::SIGKILL));
-    // Its server serves on: what is wrong is told with the state.
+    // The server still serves, so the event has the reason for the state.
     let (state, why) = next(&mut listener);
     assert_eq!(state, MpsState::BackingOff);
     assert!(why.contains("was ended by signal 9"), "{why}");
@@ -48,9 +48,9 @@ fn too_many_clients_are_reported() {
     let served = Served::of(Host::up(Served::HOST), "0", &config, None);
     let first = served.client();
     assert_eq!(daemon(&served.agent, "0").findings, [] as [String; 0]);
-    // Two programs with one share: it is the environment that lets in, and the daemon knows no limit.
+    // Two programs use one lease: its environment is enough for access, and the daemon limits no number of clients.
     let second = served.client();
-    let told = becomes(&served.agent, "0", "told", |daemon| !daemon.findings.is_empty());
+    let told = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
     assert_eq!(told.findings, ["2 clients are there, 1 is wanted at most"]);
     let pids: Vec<_> = told.clients.iter().map(|client| client.pid.expect("a pid").cast_signed()).collect();
     assert!([first.pid(), second.pid()].iter().all(|pid| pids.contains(pid)), "{told:#?}");
@@ -64,18 +64,18 @@ fn killed_server_is_reported_with_its_number_of_clients() {
     let server: i32 = client.word("server").parse().expect("a pid");
     assert!(signal(server, Signal::SIGKILL));
     assert_eq!(client.says(), "lost");
-    let told = becomes(&served.agent, "0", "told", |daemon| !daemon.findings.is_empty());
+    let told = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
     let finding = &told.findings[0];
     assert!(finding.starts_with("a server ended ") && finding.ends_with("1 client ended with it"), "{told:#?}");
     assert!(!finding.contains(&server.to_string()), "every user may read it: {finding}");
     served.agent.wait_for_log("a server ended ");
-    // It serves on.
+    // The daemon still serves.
     drop(client);
     served.client().end();
     assert_eq!(daemon(&served.agent, "0").pid.map(u32::cast_signed), Some(served.pid));
 }
 
-/// The stand-ins, the control daemon through a script.
+/// Creates a directory with the simulated programs. The control daemon runs through a script.
 fn through(host: &Host, script: &str) -> std::path::PathBuf {
     let dir = host.dir().join("own");
     fs::create_dir(&dir).expect("a directory");
@@ -109,11 +109,11 @@ fn log_of_a_running_daemon_is_truncated_and_still_written() {
     let mut grown = OpenOptions::new().append(true).open(&log).expect("its log");
     grown.write_all("some line of it\n".repeat(70_000).as_bytes()).expect("it can be written");
     let length = |path: &Path| fs::metadata(path).map(|meta| meta.len()).unwrap_or_default();
-    served.agent.await_that("it is cut", || length(&log) < 1 << 20);
-    assert!(length(&Path::new(&logs).join("control.log.1")) > 1 << 20, "what was said is kept");
+    served.agent.await_that("the log is truncated", || length(&log) < 1 << 20);
+    assert!(length(&Path::new(&logs).join("control.log.1")) > 1 << 20, "the earlier lines are kept");
     let cut = length(&log);
     let second = Client::start(&served.host, &served.environment);
-    served.agent.await_that("it says more", || length(&log) > cut);
+    served.agent.await_that("the daemon writes more lines", || length(&log) > cut);
     assert!(second.first.starts_with("active") && client.lives());
     assert_eq!(daemon(&served.agent, "0").pid.map(u32::cast_signed), Some(served.pid));
 }

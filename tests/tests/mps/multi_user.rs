@@ -1,4 +1,4 @@
-//! Clients of several users on one server of root: `users = "many"`, where the control program supports it.
+//! Clients of several users on one server that runs as root: `users = "many"`, if the control program supports it.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -101,6 +101,9 @@ fn change_of_users_waits_until_the_daemon_is_idle() {
     assert_ne!(pid_of(&next), pid_of(&first));
     // No user of the old directory can reach the new daemon.
     assert_ne!(daemon(&agent, "0").pipe_directory, first.pipe_directory);
-    let mode = fs::metadata(next.pipe_directory.expect("a directory")).expect("it is there").permissions().mode();
+    let mode = fs::metadata(next.pipe_directory.expect("a directory"))
+        .expect("the pipe directory exists")
+        .permissions()
+        .mode();
     assert_eq!(mode & 0o007, 0);
 }

@@ -46,15 +46,15 @@ fn waiting_operation_is_not_overtaken_by_new_leases() {
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     let says = format!("operation {} is ahead in the queue", waiting.id);
     assert!(refused.causes.iter().any(|cause| cause.contains(&says)), "{refused:?}");
-    // What it leaves alone is granted.
+    // A lease on the device that the operation keeps is granted.
     let other = lease(&agent, &small, &json!({ "percentage": 10 })).expect("a lease on the other device").lease.id;
 
-    // The next agent keeps the order.
+    // The next gpushd keeps the order.
     agent.kill();
     agent = Agent::start(&host, CONFIG);
     reaches(&agent, &large, MpsState::Ready);
     let waiting = agent.follow_until(agent.operation(&waiting.id), is_waiting);
-    // At first it has the daemon's settings to read back, and refuses for that.
+    // At first gpushd still reads the daemon's settings, and refuses the request for that reason.
     agent.await_that("a refusal that names the operation", || {
         let refused = lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
         refused.causes.iter().any(|cause| cause.contains(&says))
@@ -67,8 +67,8 @@ fn waiting_operation_is_not_overtaken_by_new_leases() {
     release(&agent, other);
 }
 
-/// The operation is blocked by a process, which the driver shows, and not only by a share. Once it is cancelled it
-/// reserves nothing.
+/// A process that the driver lists blocks the operation, in addition to the lease. A cancelled operation reserves
+/// nothing.
 #[test]
 fn cancelled_operation_lets_leases_be_granted_again() {
     let host = Host::up(HOST);

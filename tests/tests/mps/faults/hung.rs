@@ -1,4 +1,4 @@
-//! Daemons that do not answer, and those who keep them from it.
+//! Daemons that do not answer, and processes that keep a daemon from answering.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -23,7 +23,7 @@ fn hung_daemon_is_replaced_after_its_last_client_ended() {
     for (kind, words) in [
         ("silent-hello", "does not greet"),
         ("hung-daemon", "does not greet"),
-        // Stopped at the first question, it greets nobody who asks the next one.
+        // The daemon hangs at the first command, and does not greet the next connection.
         ("unread-pipe", "says nothing"),
         ("empty-reply", "answered"),
     ] {
@@ -35,10 +35,10 @@ fn hung_daemon_is_replaced_after_its_last_client_ended() {
         assert!(hung.reasons.iter().any(|reason| reason.contains("left alone for the sake of its client")));
         assert!(client.lives() && client.said().is_empty(), "{kind}");
         assert_eq!(served.controls(), [served.pid], "{kind}");
-        // It recovers: the same goes on.
+        // The daemon recovers, and continues to serve.
         clear_faults(&served.host);
         assert!(serves(&served), "{kind}");
-        // It does not, and nobody needs it any more.
+        // The daemon stays hung, and its last client ends.
         fault(&served.host, kind);
         told_as(&served, MpsState::Hung, words);
         client.end();
@@ -70,20 +70,20 @@ fn stopped_daemon_process_is_reported_as_hung() {
         let mut client = served.client();
         assert!(signal(served.pid, Signal::SIGSTOP));
         told_as(&served, MpsState::Hung, "does not greet");
-        // Whoever asks does not wait for it.
+        // A request does not wait for the hung daemon.
         let refused = act(&served.agent, "0", "stop", &json!({})).error();
         assert_eq!(refused.code, Code::Blocked);
         assert!(signal(served.pid, Signal::SIGCONT));
         assert!(serves(&served) && client.lives());
-        // Forced, it ends though it can't hear that.
+        // A forced restart ends the daemon although it reads no command.
         assert!(signal(served.pid, Signal::SIGSTOP));
         assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
         served.another();
     }
 }
 
-/// A front-end that has the daemon's ear until what it reads from is closed. NVIDIA's own keeps what it has to
-/// say to itself until its end, so it is by gpushd's word.
+/// Starts a front-end that holds the control connection until its standard input is closed. NVIDIA's own front-end
+/// prints nothing before it ends, so this waits until gpushd reports the daemon as hung.
 fn has_the_ear(front: &Path, served: &Served) -> (Child, ChildStdin) {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
@@ -98,14 +98,14 @@ fn has_the_ear(front: &Path, served: &Served) -> (Child, ChildStdin) {
                 return (prompt, typed);
             }
         }
-        // gpushd had the ear at that moment: another try.
+        // gpushd held the control connection at that moment: try again.
         drop(typed);
-        prompt.wait().expect("it ends");
+        prompt.wait().expect("the front-end ends");
     }
-    panic!("nobody has the ear:\n{}", served.agent.log());
+    panic!("the front-end never got the control connection:\n{}", served.agent.log());
 }
 
-/// The stand-in of the front-end, in which somebody typed something that is answered.
+/// Starts the simulated front-end, types a line, and waits for the answer.
 fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
     loop {
         let mut command = Command::new(front);
@@ -118,9 +118,9 @@ fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
         if typed.is_ok() && read.is_ok() && !answer.trim().is_empty() {
             return (prompt, input);
         }
-        // gpushd had the ear at this moment, and the front-end says nothing of that.
+        // gpushd held the control connection at that moment, and the front-end printed nothing: try again.
         drop(input);
-        prompt.wait().expect("it ends");
+        prompt.wait().expect("the front-end ends");
     }
 }
 
@@ -135,12 +135,12 @@ fn daemon_with_a_busy_control_connection_is_not_killed() {
         let front = programs.clone().unwrap_or_else(|| host.dir().join("bin")).join("nvidia-cuda-mps-control");
         let served = Served::on(host, programs.as_deref());
         let (mut prompt, typed) = has_the_ear(&front, &served);
-        // Nobody uses it, and it stays all the same.
+        // The daemon has no client, and gpushd still does not end it.
         let busy = told_as(&served, MpsState::Hung, "another process holds the daemon's control connection");
         assert_eq!((busy.clients.len(), busy.clients_known, served.controls()), (0, true, vec![served.pid]));
-        assert!(!busy.reasons.concat().contains("client"), "who sits there is none: {busy:#?}");
+        assert!(!busy.reasons.concat().contains("client"), "the front-end is not a client: {busy:#?}");
         drop(typed);
-        prompt.wait().expect("a front-end ends");
+        prompt.wait().expect("the front-end ends");
         assert!(serves(&served));
     }
     let served = Served::up();
@@ -152,7 +152,7 @@ fn daemon_with_a_busy_control_connection_is_not_killed() {
 
 #[test]
 fn settings_changed_by_another_program_are_restored() {
-    // Version 535 lets anybody do that who is let in.
+    // Version 535 lets every user with access to the pipe directory change settings.
     let served = Served::on(Host::up(&format!("driver = \"535.183.06\"\n{}", Served::HOST)), None);
     let client = served.client();
     let server = client.word("server");
@@ -160,7 +160,7 @@ fn settings_changed_by_another_program_are_restored() {
     let say = |line: &str| {
         let (mut front, typed) = at_a_prompt(&front, &served.pipe(), &format!("{line}\nget_default_client_priority"));
         drop(typed);
-        front.wait().expect("it ends");
+        front.wait().expect("the front-end ends");
     };
     for (line, words) in [
         ("set_default_active_thread_percentage 5".to_owned(), "percentage 5, not 100".to_owned()),

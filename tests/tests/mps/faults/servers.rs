@@ -1,4 +1,4 @@
-//! Servers that die, never serve, meet a fault or are left behind, and whoever dies beside them.
+//! Servers that end, never become ready, have a fatal fault or outlive their daemon, and combinations of kills.
 
 use gpush_api::{Code, MpsState};
 use gpush_tests::{
@@ -37,7 +37,7 @@ fn server_failure_revokes_access_to_the_pipe_directory() {
     fault(&served.host, "fault --times 1");
     assert_eq!(client.says(), "fault");
     let faulty = told_as(&served, MpsState::Fault, "caused a fatal fault");
-    assert_eq!(faulty.clients.len(), 1, "those concerned are known though the server is not asked any more");
+    assert_eq!(faulty.clients.len(), 1, "the affected client is known although gpushd no longer probes the server");
     let refused = act(&served.agent, "0", "stop", &json!({})).error();
     assert!(refused.causes.iter().any(|cause| cause.contains(&client.pid().to_string())), "{refused:?}");
     assert!(client.lives());
@@ -63,7 +63,7 @@ fn left_behind(mut served: Served) {
     let waits = told_as(&served, MpsState::BackingOff, "still serves 1 client");
     assert_eq!((waits.clients.len(), served.controls().len()), (1, 0));
     assert!(client.lives() && client.said().is_empty());
-    // The next agent knows it from the driver alone.
+    // The next gpushd knows the server only from the driver.
     served.restart(|_| {});
     let Served { host, agent, environment, .. } = served;
     let waits = becomes(&agent, "0", "waiting", |daemon| {
@@ -77,9 +77,9 @@ fn left_behind(mut served: Served) {
     client.end();
     let ready = reaches(&agent, "0", MpsState::Ready);
     let left = parts(&base(&host));
-    assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "the server went when nobody needed it");
+    assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "the server ends with its last client");
 
-    // Forced, it is ended under its client.
+    // A forced restart ends the server and its client.
     let client = Client::start(&host, &environment);
     assert!(signal(pid_of(&ready), Signal::SIGKILL));
     becomes(&agent, "0", "waiting", |daemon| daemon.state == MpsState::BackingOff && daemon.clients.len() == 1);
@@ -113,7 +113,7 @@ fn one_daemon_remains_after_kills_in_any_order() {
         let left = parts(&base(&served.host));
         assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "{order}: {left:?}");
         assert_eq!(ready.leases.len(), 1, "{order}");
-        // So many failures in so short a time are too many otherwise.
+        // A stop and a start reset the failure count; otherwise gpushd would give up.
         assert_eq!(act(&served.agent, "0", "stop", &json!({ "force": true })).status, 200);
         reaches(&served.agent, "0", MpsState::Stopped);
         assert_eq!(act(&served.agent, "0", "start", &json!({})).status, 200);
