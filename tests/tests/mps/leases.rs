@@ -256,9 +256,7 @@ fn next_user_gets_a_new_directory_and_daemon() {
 #[test]
 fn concurrent_restarts_end_no_client() {
     if !geteuid().is_root() {
-        println!(
-            "SKIPPED clients of restarted MPS daemons: closed access affects only other users, and only root can start their programs"
-        );
+        println!("SKIPPED clients of restarted MPS daemons: only root can start programs of other users");
         return;
     }
     let host = public();

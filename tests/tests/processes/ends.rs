@@ -1,4 +1,4 @@
-//! What is done about strays, and who is told.
+//! Actions on unleased processes, and reports of these actions.
 
 use gpush_api::{AuditRecord, GpuProcesses, MpsState, ProcessKind, StrayStep};
 use gpush_tests::{host::program, mps::reaches};
@@ -15,7 +15,7 @@ fn process_without_a_lease_is_shown_as_stray_by_default() {
     assert_eq!((seen.process.kind, seen.process.uid, seen.stray_action), (ProcessKind::MpsClient, Some(NOBODY), None));
     let seen = listed(&agent, guest.pid().cast_unsigned()).expect("the guest is seen");
     assert!(seen.stray.is_none() && seen.lease.is_some_and(|lease| lease.starts_with('L')));
-    // Its servers belong there, whoever they run as.
+    // MPS servers are not strays, regardless of their user.
     let all: GpuProcesses = serde_json::from_value(agent.get("/v1/processes").json()).unwrap();
     assert_eq!(all.processes.iter().filter(|one| one.stray.is_some()).count(), 1, "{all:#?}");
     let mut command = host.command(program("gpushctl"));
@@ -31,7 +31,7 @@ fn stray_is_warned_about_once_and_not_ended() {
     let sleep = || Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
     let mut draws = sleep().on(&host, "--gpu 0 --kind graphics");
     assert_eq!(done(&agent, draws.pid()), "the log warns of it");
-    // The next one is warned of in a later round, and this one not again.
+    // A later round warns about the next process, and not about this one again.
     let other = sleep().on(&host, "--gpu 0 --kind compute");
     assert_eq!(done(&agent, other.pid()), "the log warns of it");
     let log = agent.wait_for_log(&format!("stray process {} ", other.pid()));
@@ -45,9 +45,9 @@ fn stray_is_warned_about_once_and_not_ended() {
 fn stray_is_ended_only_when_its_user_has_no_lease() {
     let Some((host, agent)) = start("strays that are ended", END) else { return };
     let (mut theirs, mut guest) = stray_and_guest(&host, &agent);
-    // Past MPS, and root's: told, and left.
+    // A process of root that computes without MPS is reported, and not ended.
     let root = host.process("--gpu 0 --kind compute");
-    let left = agent.until("what is done about root's is told", || listed(&agent, root)?.stray_action);
+    let left = agent.until("the action on root's process is reported", || listed(&agent, root)?.stray_action);
     assert_eq!(left, "left: root's processes are never ended");
     assert_eq!(done(&agent, theirs.pid().cast_unsigned()), "left: its user holds a lease");
     let mut renewed = Job::start(std::process::Command::new("/bin/sleep").arg("1000").env("GPUSH_LEASE", "s1"), NOBODY);
@@ -76,7 +76,7 @@ fn gpu_with_another_desired_mode_has_no_strays() {
         job = job.on(&host, "--gpu 0 --kind compute");
         witness(&host, &agent, "--gpu 1 --kind compute");
         assert!(job.lives(), "{mode}");
-        assert_eq!(listed(&agent, job.pid()).expect("it is listed").stray, None, "{mode}");
+        assert_eq!(listed(&agent, job.pid()).expect("the process is listed").stray, None, "{mode}");
     }
 }
 
@@ -89,7 +89,7 @@ fn stray_that_ignores_sigterm_is_killed_and_reported() {
     assert_eq!((asked.gpu, asked.uid, asked.why.as_str()), (0, Some(NOBODY), "it computes past MPS"));
     assert!(asked.command.is_some_and(|command| command.contains("trap")));
     told(&mut listener, deaf.pid(), StrayStep::Killed);
-    agent.until("it is killed", || (!deaf.lives()).then_some(()));
+    agent.until("the process is killed", || (!deaf.lives()).then_some(()));
     let trail: Vec<AuditRecord> = serde_json::from_value(agent.get("/v1/audit?object=0").json()).expect("a trail");
     let trail: Vec<_> = trail.into_iter().filter(|record| record.action == "process.end").collect();
     assert_eq!(trail.iter().map(|record| record.result.as_str()).collect::<Vec<_>>(), ["asked to end", "killed"]);
@@ -110,7 +110,7 @@ fn stray_is_killed_after_the_reported_grace_period() {
     told(&mut listener, deaf.pid(), StrayStep::Asked);
     let first = done(&agent, deaf.pid());
     let left = first.strip_prefix("asked to end (SIGTERM), killed in ").expect(&first);
-    // How late this asks hangs on the machine; that it is not 0 is what the second that was begun is for.
+    // The time left depends on the speed of the machine. It is rounded up, so it is never 0.
     assert!(["2 s", "1 s"].contains(&left), "{first}");
     told(&mut listener, deaf.pid(), StrayStep::Killed);
 }
