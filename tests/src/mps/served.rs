@@ -93,7 +93,7 @@ impl Served {
     /// # Panics
     /// If none is ready in time.
     pub fn another(&self) -> MpsDaemon {
-        let next = becomes(&self.agent, &self.target, "ready with another", |daemon| {
+        let next = becomes(&self.agent, &self.target, "ready with another pid", |daemon| {
             daemon.state == MpsState::Ready && pid_of(daemon) != self.pid
         });
         assert_eq!(self.controls(), [pid_of(&next)]);

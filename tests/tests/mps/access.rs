@@ -143,7 +143,7 @@ fn slow_daemon_is_not_treated_as_idle() {
     assert_eq!(act(&agent, "0", "restart", &json!({})).error().code, Code::Blocked);
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     clear_faults(&host);
-    becomes(&agent, "0", "known to have its client", |daemon| daemon.clients_known && daemon.clients.len() == 1);
+    becomes(&agent, "0", "reported with its client", |daemon| daemon.clients_known && daemon.clients.len() == 1);
     assert!(client.lives() && client.said().is_empty());
     client.end();
     reaches(&agent, "0", MpsState::Stopped);

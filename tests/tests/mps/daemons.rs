@@ -50,7 +50,7 @@ fn both(what: &str, test: impl Fn(&Host, Option<&Path>)) {
 
 #[test]
 fn daemon_follows_its_rule_and_outlives_gpushd() {
-    both("life of an MPS daemon with NVIDIA's own", |host, programs| {
+    both("rule and restarts with NVIDIA's own MPS daemon", |host, programs| {
         let config = config("mps = { percentage = 50, memory_limit = \"4G\" }\n");
         let agent = start(host, programs, &config);
         let ready = reaches(&agent, "0", MpsState::Ready);
@@ -96,7 +96,7 @@ fn daemon_follows_its_rule_and_outlives_gpushd() {
 
 #[test]
 fn stop_with_clients_is_refused_and_stopped_daemon_stays_so() {
-    both("stopping an MPS daemon that is NVIDIA's own", |host, programs| {
+    both("a stop of NVIDIA's own MPS daemon", |host, programs| {
         let agent = start(host, programs, &config(""));
         let first = reaches(&agent, "0", MpsState::Ready);
         let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -113,8 +113,9 @@ fn stop_with_clients_is_refused_and_stopped_daemon_stays_so() {
 
         // A forced restart ends the clients and starts another daemon.
         assert_eq!(act(&agent, "0", "restart", &json!({ "force": true })).status, 200);
-        let second =
-            becomes(&agent, "0", "another", |daemon| daemon.state == MpsState::Ready && daemon.pid != first.pid);
+        let second = becomes(&agent, "0", "ready with another pid", |daemon| {
+            daemon.state == MpsState::Ready && daemon.pid != first.pid
+        });
         assert_eq!(controls(&base(host)), [second.pid.expect("a pid").cast_signed()]);
         assert!(["terminated", "lost"].contains(&client.says().as_str()));
         drop(client);
@@ -154,7 +155,7 @@ fn stop_with_clients_is_refused_and_stopped_daemon_stays_so() {
 
 #[test]
 fn settings_take_effect_at_once_for_new_clients() {
-    both("settings of an MPS daemon that is NVIDIA's own", |host, programs| {
+    both("settings of NVIDIA's own MPS daemon", |host, programs| {
         let agent = start(host, programs, &config(""));
         reaches(&agent, "0", MpsState::Ready);
         let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -271,7 +272,7 @@ fn each_mig_device_has_its_own_daemon() {
 
 #[test]
 fn killed_daemon_is_restarted_with_a_clean_directory() {
-    both("an MPS daemon that is killed, NVIDIA's own", |host, programs| {
+    both("a kill of NVIDIA's own MPS daemon", |host, programs| {
         let agent = start(host, programs, &config(""));
         let first = reaches(&agent, "0", MpsState::Ready);
         // A daemon that ends during the operation at the start would make the operation fail.
@@ -279,8 +280,9 @@ fn killed_daemon_is_restarted_with_a_clean_directory() {
         let pid = first.pid.expect("a pid").cast_signed();
         let killed = std::time::Instant::now();
         assert!(signal(pid, Signal::SIGKILL));
-        let second =
-            becomes(&agent, "0", "another", |daemon| daemon.state == MpsState::Ready && daemon.pid != first.pid);
+        let second = becomes(&agent, "0", "ready with another pid", |daemon| {
+            daemon.state == MpsState::Ready && daemon.pid != first.pid
+        });
         println!("killed to ready again: {:?}", killed.elapsed());
         let controls = controls(&base(host));
         assert_eq!(controls, [second.pid.expect("a pid").cast_signed()]);

@@ -24,7 +24,7 @@ fn served(host: &Host) -> (Agent, Client) {
 /// Kills the daemon of a client, and drains the leftovers.
 fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert!(signal(pid_of(&daemon(agent, "0")), Signal::SIGKILL));
-    becomes(agent, "0", "waiting for the leftovers", |daemon| {
+    becomes(agent, "0", "waiting for its leftovers", |daemon| {
         daemon.state == MpsState::BackingOff && daemon.reasons.iter().any(|why| why.contains("still serves 1 client"))
     });
     assert_eq!(act(agent, "0", "drain", within).status, 200);
@@ -156,8 +156,7 @@ fn server_with_an_older_memory_limit_is_reported() {
 fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
     for real in [false, true] {
         let host = Host::up(HOST);
-        let programs =
-            if real { real_programs(&host, "a daemon that hears what the one before was told") } else { None };
+        let programs = if real { real_programs(&host, "a command for a replaced daemon") } else { None };
         if real && programs.is_none() {
             return;
         }
@@ -166,8 +165,9 @@ fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
         let before = pid_of(&daemon(agent, "0"));
         assert!(signal(before, Signal::SIGSTOP));
         assert_eq!(act(agent, "0", "restart", &json!({ "force": true })).status, 200);
-        let next =
-            becomes(agent, "0", "another", |now| now.state == MpsState::Ready && now.pid != u32::try_from(before).ok());
+        let next = becomes(agent, "0", "ready with another pid", |now| {
+            now.state == MpsState::Ready && now.pid != u32::try_from(before).ok()
+        });
         assert_eq!(client.says(), "lost");
         let new = served.client();
         for _ in 0..40 {

@@ -67,7 +67,7 @@ fn ended_daemon_is_not_restarted_in_maintenance() {
     served.agent.await_that("no lease", || daemon(&served.agent, "0").leases.is_empty());
     assert_eq!(served.agent.post("/v1/maintenance/enter", &json!({ "reason": "a look" })).status, 200);
     assert!(signal(served.pid, Signal::SIGKILL));
-    let waits = becomes(&served.agent, "0", "waiting", |daemon| {
+    let waits = becomes(&served.agent, "0", "waiting for the end of maintenance", |daemon| {
         daemon.reasons.iter().any(|reason| reason.contains("the host is in maintenance"))
     });
     assert_eq!((waits.state, waits.pid, served.controls()), (MpsState::BackingOff, None, Vec::new()));

@@ -94,7 +94,7 @@ fn silent_daemon_with_an_unsupported_protocol_is_reported() {
     let programs = through(&host, "CUDA_MPS_PROTOCOL_VERSION=3 exec CONTROL \"$@\"");
     let served = Served::on(host, Some(&programs));
     fault(&served.host, "silent-hello");
-    becomes(&served.agent, "0", "named", |daemon| {
+    becomes(&served.agent, "0", "reported with its protocol", |daemon| {
         daemon.reasons.iter().any(|reason| reason == "it speaks MPS v3, which is not supported yet")
     });
 }

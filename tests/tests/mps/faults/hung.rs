@@ -128,7 +128,8 @@ fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
 fn daemon_with_a_busy_control_connection_is_not_killed() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
-        let programs = if real { real_programs(&host, "somebody at the prompt of NVIDIA's own daemon") } else { None };
+        let programs =
+            if real { real_programs(&host, "a busy control connection of NVIDIA's own daemon") } else { None };
         if real && programs.is_none() {
             return;
         }

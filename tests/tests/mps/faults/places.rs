@@ -30,7 +30,7 @@ fn stale_files_slow_start_and_slow_stop_only_take_time() {
     fault(&served.host, "slow-start --ms 600000 --times 1");
     assert_eq!(act(&served.agent, "0", "start", &json!({})).status, 200);
     let slow = reaches(&served.agent, "0", MpsState::Starting);
-    let second = becomes(&served.agent, "0", "another", |daemon| daemon.state == MpsState::Ready);
+    let second = becomes(&served.agent, "0", "ready with another pid", |daemon| daemon.state == MpsState::Ready);
     assert_ne!(second.pid, slow.pid);
     assert_eq!(served.controls(), [pid_of(&second)]);
 }
@@ -133,7 +133,9 @@ fn full_log_disk_is_reported_and_ends_no_client() {
         // A truncated log names no waiting client, and gpushd assumes none.
         release_all(&agent, "0");
         assert_eq!(act(&agent, "0", "restart", &json!({})).status, 200);
-        becomes(&agent, "0", "another", |daemon| daemon.state == MpsState::Ready && daemon.pid != told.pid);
+        becomes(&agent, "0", "ready with another pid", |daemon| {
+            daemon.state == MpsState::Ready && daemon.pid != told.pid
+        });
         let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
         fault(&host, "never-active");
         let mut waits = Client::begin(&host, &environment, None);

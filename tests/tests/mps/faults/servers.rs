@@ -49,7 +49,7 @@ fn server_failure_revokes_access_to_the_pipe_directory() {
 fn leftover_server_serves_its_client_before_the_next_daemon() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
-        let programs = if real { real_programs(&host, "what NVIDIA's own daemon leaves behind") } else { None };
+        let programs = if real { real_programs(&host, "the leftover server of NVIDIA's own daemon") } else { None };
         if real && programs.is_none() {
             return;
         }
@@ -66,7 +66,7 @@ fn left_behind(mut served: Served) {
     // The next gpushd knows the server only from the driver.
     served.restart(|_| {});
     let Served { host, agent, environment, .. } = served;
-    let waits = becomes(&agent, "0", "waiting", |daemon| {
+    let waits = becomes(&agent, "0", "waiting for the leftover server", |daemon| {
         daemon.reasons.iter().any(|reason| reason.contains("still serves 1 client"))
     });
     assert_eq!((waits.failures, controls(&base(&host)).len()), (0, 0));
@@ -82,7 +82,9 @@ fn left_behind(mut served: Served) {
     // A forced restart ends the server and its client.
     let client = Client::start(&host, &environment);
     assert!(signal(pid_of(&ready), Signal::SIGKILL));
-    becomes(&agent, "0", "waiting", |daemon| daemon.state == MpsState::BackingOff && daemon.clients.len() == 1);
+    becomes(&agent, "0", "waiting for the leftover server", |daemon| {
+        daemon.state == MpsState::BackingOff && daemon.clients.len() == 1
+    });
     assert_eq!(act(&agent, "0", "restart", &json!({ "force": true })).status, 200);
     assert_eq!(client.says(), "lost");
     reaches(&agent, "0", MpsState::Ready);
@@ -107,7 +109,7 @@ fn one_daemon_remains_after_kills_in_any_order() {
         }
         assert_eq!(client.says(), "lost", "{order}");
         drop(client);
-        let ready = becomes(&served.agent, "0", "ready with another", |daemon| {
+        let ready = becomes(&served.agent, "0", "ready with another pid", |daemon| {
             daemon.state == MpsState::Ready && daemon.pid.is_some_and(|pid| pid.cast_signed() != control)
         });
         let left = parts(&base(&served.host));
