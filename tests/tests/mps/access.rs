@@ -73,6 +73,7 @@ fn client_waiting_for_its_server_counts_as_client() {
     reaches(&agent, "0", MpsState::Stopped);
 }
 
+/// gpushd does not probe a server that is not ready, so only the driver can report its clients.
 #[test]
 fn unprobed_server_counts_as_used_unless_the_driver_denies_it() {
     let host = Host::up(HOST);
@@ -98,6 +99,7 @@ fn unprobed_server_counts_as_used_unless_the_driver_denies_it() {
     reaches(&agent, "0", MpsState::Stopped);
 }
 
+/// The daemon is hung and the driver lists no processes, so the daemon may have clients.
 #[test]
 fn daemon_with_unknown_clients_is_not_ended() {
     let host = Host::up(HOST);
@@ -174,6 +176,7 @@ fn lease_holder_keeps_access_while_gpushd_waits_for_the_driver() {
     client.end();
 }
 
+/// The daemon ends or hangs while no gpushd runs.
 #[test]
 fn access_to_an_ended_or_hung_daemon_is_closed_after_a_restart() {
     let host = Host::up(HOST);
@@ -250,6 +253,7 @@ fn concurrent_settings_are_both_applied() {
     }
 }
 
+/// A client that connects while the restart request still runs is not ended.
 #[test]
 fn restart_of_a_stopped_daemon_ends_no_new_client() {
     let host = Host::up(HOST);
@@ -262,7 +266,7 @@ fn restart_of_a_stopped_daemon_ends_no_new_client() {
     reaches(&agent, "0", MpsState::Stopped);
     assert!(signal(hangs, Signal::SIGSTOP));
     let client = std::thread::scope(|scope| {
-        // A pending probe of the other daemon delays all requests.
+        // A pending probe of the other daemon delays the reconciliation of all targets.
         scope.spawn(|| act(&agent, "1", "stop", &json!({ "force": true })));
         agent.await_that("access to the other daemon is closed", || !is_open(pipe(&one)));
         let restart = scope.spawn(|| act(&agent, "0", "restart", &json!({})).status);

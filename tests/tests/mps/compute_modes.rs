@@ -34,6 +34,7 @@ fn is_told(agent: &Agent) -> bool {
     health.errors.iter().any(|one| one.message.contains(TROUBLE) && one.code == Code::DriverError)
 }
 
+/// The rule is removed, and the driver cannot set or read the mode. The next gpushd retries as well.
 #[test]
 fn failed_restore_of_a_compute_mode_is_reported_and_retried() {
     for fault in ["nvmlDeviceSetComputeMode --rc UNKNOWN", "nvmlDeviceGetComputeMode --rc UNKNOWN"] {
@@ -96,6 +97,7 @@ async fn compute_mode_set_by_an_administrator_is_kept() {
     assert!(!is_told(&agent));
 }
 
+/// Without the mode, programs could get past MPS.
 #[tokio::test]
 async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     let host = Host::up(HOST);

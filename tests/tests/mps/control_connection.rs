@@ -68,6 +68,7 @@ fn reasons_for(uid: u32, agent: &Agent) -> Option<String> {
     Some(parse(&output.stdout)?.json()[0]["reasons"].to_string())
 }
 
+/// A process that sends nothing keeps the daemon from answering. Other users do not see its pid.
 #[test]
 fn blocking_process_is_named_only_to_permitted_users() {
     let host = Host::up("mixed");

@@ -35,6 +35,7 @@ fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert_eq!(controls(&base(host)), Vec::<i32>::new());
 }
 
+/// A killed daemon leaves a server that still has a client. A drain lets the client finish.
 #[test]
 fn leftover_server_is_drained_without_a_new_daemon() {
     let host = Host::up(HOST);
@@ -152,6 +153,7 @@ fn server_with_an_older_memory_limit_is_reported() {
     client.end();
 }
 
+/// A stopped daemon is replaced. Commands that were sent to it must not end its successor.
 #[test]
 fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
     for real in [false, true] {
@@ -179,6 +181,7 @@ fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
     }
 }
 
+/// A stop request often comes before the daemon listens.
 #[test]
 fn starting_daemon_is_stopped_without_sigkill() {
     let host = Host::up(HOST);

@@ -18,6 +18,7 @@ use serde_json::json;
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
+/// The drain waits for the lease and the client, but not for the MPS server.
 #[test]
 fn cordoned_gpu_grants_no_lease_and_drain_ignores_idle_server() {
     let host = Host::up(HOST);

@@ -48,7 +48,7 @@ fn too_many_clients_are_reported() {
     let served = Served::of(Host::up(Served::HOST), "0", &config, None);
     let first = served.client();
     assert_eq!(daemon(&served.agent, "0").findings, [] as [String; 0]);
-    // Two programs use one lease: its environment is enough for access, and the daemon limits no number of clients.
+    // Two programs use one lease: its environment gives access, and the daemon does not limit the number of clients.
     let second = served.client();
     let told = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
     assert_eq!(told.findings, ["2 clients are there, 1 is wanted at most"]);
@@ -107,7 +107,7 @@ fn log_of_a_running_daemon_is_truncated_and_still_written() {
     let logs = daemon(&served.agent, "0").log_directory.expect("logs");
     let log = Path::new(&logs).join("control.log");
     let mut grown = OpenOptions::new().append(true).open(&log).expect("its log");
-    grown.write_all("some line of it\n".repeat(70_000).as_bytes()).expect("it can be written");
+    grown.write_all("some line of it\n".repeat(70_000).as_bytes()).expect("the log can be written");
     let length = |path: &Path| fs::metadata(path).map(|meta| meta.len()).unwrap_or_default();
     served.agent.await_that("the log is truncated", || length(&log) < 1 << 20);
     assert!(length(&Path::new(&logs).join("control.log.1")) > 1 << 20, "the earlier lines are kept");

@@ -194,6 +194,7 @@ fn lease_ends_with_its_process_its_time_and_its_boot() {
     assert_eq!((ended.state, ended.reason), (LeaseState::Ended, Some(EndReason::Rebooted)));
 }
 
+/// A daemon serves one user at a time. Another user is refused until the last client of the first user has ended.
 #[test]
 fn next_user_gets_a_new_directory_and_daemon() {
     if !geteuid().is_root() {
@@ -253,6 +254,7 @@ fn next_user_gets_a_new_directory_and_daemon() {
     client.end();
 }
 
+/// Two administrators restart the daemon while clients start. A restart is refused while a client is connected.
 #[test]
 fn concurrent_restarts_end_no_client() {
     if !geteuid().is_root() {
@@ -298,6 +300,7 @@ fn concurrent_restarts_end_no_client() {
     assert!(served > 0 && lost.is_empty(), "{lost:?} of {served}");
 }
 
+/// The pipe directory is deleted while no gpushd runs. The lease keeps its user.
 #[test]
 fn user_of_a_deleted_directory_is_remembered() {
     if !geteuid().is_root() {

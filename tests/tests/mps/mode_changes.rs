@@ -96,6 +96,7 @@ fn mode_change_is_one_operation_and_reaches_the_new_mode() {
     }
 }
 
+/// A reload changes nothing by itself. The operation is refused until the lease is released and its client has ended.
 #[test]
 fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     let host = Host::up(HOPPER);
@@ -124,6 +125,7 @@ fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     agent.await_that("no GPU is shared", || agent.get("/v1/mps").json() == json!([]));
 }
 
+/// The second operation is refused while the first runs, or waits for it with `wait_s`.
 #[test]
 fn conflicting_mode_changes_run_one_after_the_other() {
     let host = Host::up(HOPPER);
@@ -171,6 +173,7 @@ fn failed_daemon_start_rolls_the_operation_back() {
     assert_eq!((mps::controls(&mps::base(&host)).len(), agent.gpu(0).compute_mode), (0, Some(ComputeMode::Default)));
 }
 
+/// Daemon and client of the device that remains are not affected.
 #[test]
 fn removed_mig_device_ends_only_its_own_daemon() {
     let host = Host::up(HOPPER);
@@ -257,6 +260,7 @@ fn mode_change_succeeds_when_the_daemon_is_killed() {
     assert_eq!(mps::controls(&mps::base(&host)).len(), 0);
 }
 
+/// Without a rule, the GPU grants no new lease, and its daemon ends after the last client.
 #[test]
 fn gpu_without_a_rule_is_drained_and_returns_by_operation_only() {
     let host = Host::up(HOPPER);
@@ -283,6 +287,7 @@ fn gpu_without_a_rule_is_drained_and_returns_by_operation_only() {
     assert_eq!(mps::reaches(&agent, "0", MpsState::Ready).leases, []);
 }
 
+/// The current lease continues until its release. A daemon that was drained by request does not block the mode change.
 #[test]
 fn target_without_mps_rule_grants_no_lease_and_can_change_mode() {
     let host = Host::up(HOPPER);
@@ -330,6 +335,7 @@ fn layout_operation_ends_after_all_its_daemons_are_ready() {
     }
 }
 
+/// An operation on two GPUs is rolled back on both if one daemon cannot start.
 #[test]
 fn started_daemon_is_rolled_back_when_another_fails_to_start() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\n");

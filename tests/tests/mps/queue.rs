@@ -40,7 +40,7 @@ fn waiting_operation_is_not_overtaken_by_new_leases() {
     let held = lease(&agent, &large, &json!({ "percentage": 10 })).expect("a lease").lease.id;
     // It keeps the smaller device.
     let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
-    let waiting = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
+    let waiting = agent.follow_until(agent.begin_with(&body).expect("the operation is queued"), is_waiting);
 
     let refused = lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
@@ -78,10 +78,10 @@ fn cancelled_operation_lets_leases_be_granted_again() {
     let _client = Client::start(&host, &taken.environment);
     agent.settle_reads();
     let body = json!({"selectors": ["0"], "layout_source": {"entries": ["1g.10gb@4"]}, "wait_s": 600});
-    let waiting = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
+    let waiting = agent.follow_until(agent.begin_with(&body).expect("the operation is queued"), is_waiting);
     lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
     let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
-    let second = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
+    let second = agent.follow_until(agent.begin_with(&body).expect("the operation is queued"), is_waiting);
     assert!(second.waits_for[0].contains(&format!("operation {} came first", waiting.id)), "{:?}", second.waits_for);
     assert_eq!(agent.cancel(&second.id).status, 202);
     assert_eq!(agent.follow(agent.operation(&second.id)).state, OperationState::RolledBack);

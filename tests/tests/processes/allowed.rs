@@ -20,6 +20,7 @@ fn reload(agent: &Agent, processes: &str) {
     listener.next_of(EventKind::Config);
 }
 
+/// A reload adds the user to `allow`, and the next reload removes it.
 #[test]
 fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
     let Some((host, agent)) = start("strays that are allowed later", &processes(3600, "")) else { return };
@@ -37,6 +38,7 @@ fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
     agent.until("the process is killed", || (!deaf.lives()).then_some(()));
 }
 
+/// gpushd compares files. A process from before an upgrade runs the old file, and may be allowed.
 #[test]
 fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     let dir = tempfile::Builder::new().prefix("gpush-allowed-").tempdir().expect("a directory");

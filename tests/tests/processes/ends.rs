@@ -41,6 +41,7 @@ fn stray_is_warned_about_once_and_not_ended() {
     assert_eq!((warned.next(), draws.lives()), (None, true));
 }
 
+/// Processes of root, and of users with a lease, are reported and not ended.
 #[test]
 fn stray_is_ended_only_when_its_user_has_no_lease() {
     let Some((host, agent)) = start("strays that are ended", END) else { return };
@@ -59,6 +60,7 @@ fn stray_is_ended_only_when_its_user_has_no_lease() {
     assert!(std::path::Path::new(&format!("/proc/{root}")).exists());
 }
 
+/// The daemon still runs, but the rule no longer has mode `mps`.
 #[test]
 fn gpu_with_another_desired_mode_has_no_strays() {
     for mode in ["exclusive", "timeslice"] {

@@ -41,6 +41,7 @@ fn no_process_is_a_stray_in_maintenance() {
     assert!(deaf.lives());
 }
 
+/// After the loss, gpushd does not know which leases it had granted.
 #[test]
 fn no_process_is_a_stray_until_database_loss_is_accepted() {
     let config = format!("{END}{FAST}{RULE}");

@@ -108,8 +108,8 @@ fn is_stopped(pid: u32) -> bool {
 }
 
 /// Kills the daemon while another process waits for its lock. gpushd notices the death only after the waiter holds the
-/// lock: the kernel frees a lock before it wakes the waiter, and a busy host may run gpushd in between. gpushd then finds
-/// the lock free, starts the next daemon with a new lock file, and has nothing to report.
+/// lock: the kernel frees a lock before it wakes the waiter, and a busy host may run gpushd in between. gpushd then
+/// finds the lock free, starts the next daemon with a new lock file, and has nothing to report.
 fn kill_daemon_with_waiter(served: &Served, open_file: bool) -> Waiter {
     let pipe = served.pipe();
     let mut waiter = Waiter::on(&pipe, open_file);

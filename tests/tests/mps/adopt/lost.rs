@@ -38,6 +38,7 @@ fn says(daemon: &MpsDaemon, words: &str) -> bool {
     daemon.reasons.iter().any(|reason| reason.contains(words))
 }
 
+/// gpushd neither ends the daemon nor starts another one while a client runs.
 #[test]
 fn daemon_without_directory_but_with_clients_delays_next_one() {
     both(|mut served| {
@@ -137,6 +138,7 @@ fn daemon_with_a_replaced_program_or_lock_is_adopted() {
     assert_eq!(parts(&base(&served.host)).len(), 1);
 }
 
+/// The parent of the ended client has not waited for it.
 #[test]
 fn zombie_client_does_not_delay_the_next_daemon() {
     let served = Served::up();

@@ -18,6 +18,7 @@ use serde_json::json;
 
 use super::{serves, told_as};
 
+/// While it has clients, a daemon that does not answer is not ended.
 #[test]
 fn hung_daemon_is_replaced_after_its_last_client_ended() {
     for (kind, words) in [
@@ -124,6 +125,7 @@ fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
     }
 }
 
+/// A front-end at its prompt holds the control connection, so the daemon answers no other process.
 #[test]
 fn daemon_with_a_busy_control_connection_is_not_killed() {
     for real in [false, true] {

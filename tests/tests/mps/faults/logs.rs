@@ -78,6 +78,7 @@ fn forged_log_lines_create_no_client_and_no_fault() {
     });
 }
 
+/// Forged lines claim that the server has ended.
 #[test]
 fn waiting_client_counts_despite_forged_log_lines() {
     each("a client that waits", Served::CONFIG, |served| {

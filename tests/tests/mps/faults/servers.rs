@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::{serves, told_as};
 
+/// The server ends at once, never becomes ready, or reports a fatal fault.
 #[test]
 fn server_failure_revokes_access_to_the_pipe_directory() {
     let served = Served::up();
@@ -45,6 +46,7 @@ fn server_failure_revokes_access_to_the_pipe_directory() {
     assert!(serves(&served));
 }
 
+/// gpushd starts no daemon while the server of a killed daemon has a client.
 #[test]
 fn leftover_server_serves_its_client_before_the_next_daemon() {
     for real in [false, true] {

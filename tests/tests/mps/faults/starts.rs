@@ -10,6 +10,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
+/// gpushd reports the exit status and the command that starts the daemon again.
 #[test]
 fn failing_daemon_is_given_up_and_can_be_started_manually() {
     let host = Host::up(Served::HOST);

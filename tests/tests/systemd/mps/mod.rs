@@ -189,7 +189,7 @@ fn killed_daemon_restarts_with_clean_unit() {
     // An administrator stops the unit with systemctl: gpushd starts it again, because the config wants it.
     machine.sh(&format!("systemctl stop {unit}"));
     let _ = machine.journal_until("-u gpushd.service", "systemctl stop");
-    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
     let before = machine.main_pid(&unit);
     machine.sh(&format!("systemctl restart {unit}"));
     machine.await_that("the other daemon is adopted", |machine| ready(machine).len() == 2);
@@ -197,7 +197,7 @@ fn killed_daemon_restarts_with_clean_unit() {
 
     // Stopped through gpushd, it stays stopped.
     machine.sh("gpushctl mps stop 0");
-    machine.await_that("it is inactive", |machine| machine.property(&unit, "ActiveState") == "inactive");
+    machine.await_that("the unit is inactive", |machine| machine.property(&unit, "ActiveState") == "inactive");
     machine.sh("systemctl restart gpushd.service; gpushctl status");
     assert_eq!(ready(&machine).len(), 1);
     machine.sh("gpushctl mps start 0");
@@ -248,14 +248,14 @@ fn failed_daemon_start_reports_cause() {
     println!("{}", reasons(&machine, &target));
     assert_eq!(ready(&machine), others.iter().filter(|one| one.0 != unit).cloned().collect::<Vec<_>>());
     machine.sh("systemctl start dbus.socket");
-    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
 
     // Output from before the program becomes the daemon goes to the journal, and the API names the place.
     machine.sh(&format!("mkdir -p /etc/systemd/system/{unit}.d"));
     machine.write(&format!("/etc/systemd/system/{unit}.d/none.conf"), "[Service]\nReadOnlyPaths=/var/log\n");
     machine.sh("systemctl daemon-reload");
     machine.kill(machine.main_pid(&unit));
-    machine.await_that("it is reported", |machine| {
+    machine.await_that("the failure is reported", |machine| {
         reasons(machine, &target).contains("ended with status 1: `journalctl -u")
     });
     println!("{}", reasons(&machine, &target));
@@ -265,10 +265,11 @@ fn failed_daemon_start_reports_cause() {
         "[Service]\nExecStart=\nExecStart=/usr/bin/no-such-program\n",
     );
     machine.sh("systemctl daemon-reload");
-    machine.await_that("it is reported", |machine| reasons(machine, &target).contains("ended with status 203"));
+    machine
+        .await_that("the failure is reported", |machine| reasons(machine, &target).contains("ended with status 203"));
     println!("{}", reasons(&machine, &target));
     machine.sh(&format!("rm -r /etc/systemd/system/{unit}.d; systemctl daemon-reload"));
-    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
 }
 
 #[test]
@@ -288,7 +289,7 @@ fn unreachable_daemon_without_server_is_ended() {
     let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs, and its directory is gone"));
     assert!(reasons(&machine, &target(&machine, 'g')).contains("`systemctl stop"), "{:?}", daemons(&machine));
     machine.sh(&format!("systemctl stop {whole}"));
-    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
 }
 
 #[test]
@@ -325,7 +326,7 @@ fn directories_logs_and_accounting_are_in_place() {
     machine.sh("systemctl stop client.service gpushd.service");
     machine.kill(machine.main_pid(&unit));
     machine.sh("systemctl start gpushd.service");
-    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
     let other =
         machine.sh("setpriv --reuid=65533 --regid=65533 --clear-groups gpushctl lease env --mps --target 0 --for 1h");
     assert!(other.contains(&format!("/run/gpush-mps/{target}/2")), "{other}");
