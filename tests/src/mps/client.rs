@@ -1,4 +1,4 @@
-//! A CUDA program of a simulated host, as its daemon and its user see it.
+//! A CUDA program on a simulated host, and what it reports about its MPS server.
 
 use std::{
     collections::BTreeMap,
@@ -19,15 +19,15 @@ pub struct Client {
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
-    /// What became of it first.
+    /// The first line that it printed, for example `active …`.
     pub first: String,
 }
 
 impl Client {
-    /// One with this environment besides the host's, once it is known what became of it.
+    /// Starts a program with this environment in addition to the host's, and waits for its first line.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If the program cannot be started.
     #[must_use]
     pub fn start(host: &Host, environment: &[(String, String)]) -> Self {
         let mut client = Self::begin(host, environment, None);
@@ -35,10 +35,11 @@ impl Client {
         client
     }
 
-    /// The same, which may still be waiting for a server; of another user where one is named.
+    /// Starts a program, and does not wait for a line: it may still wait for a server. With `uid`, the program runs as
+    /// that user.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If the program cannot be started.
     #[must_use]
     pub fn begin(host: &Host, environment: &[(String, String)], uid: Option<u32>) -> Self {
         let mut command = host.command(program("gpush-sim"));
@@ -54,50 +55,50 @@ impl Client {
         Self { stdin: child.stdin.take(), child, lines, first: String::new() }
     }
 
-    /// Its pid.
+    /// Returns its pid.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.child.id().cast_signed()
     }
 
-    /// What it says next.
+    /// Waits for its next line, and returns it.
     ///
     /// # Panics
-    /// When it says nothing.
+    /// If no line comes in time.
     #[must_use]
     pub fn says(&self) -> String {
-        self.lines.recv_timeout(PATIENCE).expect("a client says what becomes of it")
+        self.lines.recv_timeout(PATIENCE).expect("the client prints a line")
     }
 
-    /// What it has said since.
+    /// Returns the lines that it has printed since the last call.
     #[must_use]
     pub fn said(&self) -> Vec<String> {
         self.lines.try_iter().collect()
     }
 
-    /// A word of its first line: `server=1234` for `server`.
+    /// Returns a value of its first line: `1234` of `server=1234` for `server`.
     ///
     /// # Panics
-    /// When it was not served.
+    /// If the first line does not have the name.
     #[must_use]
     pub fn word(&self, name: &str) -> String {
         let words: BTreeMap<&str, &str> = self.first.split(' ').filter_map(|word| word.split_once('=')).collect();
         (*words.get(name).unwrap_or_else(|| panic!("no {name} in {:?}", self.first))).to_owned()
     }
 
-    /// Whether it lives.
+    /// Returns whether the program still runs.
     #[must_use]
     pub fn lives(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Has it end, and waits until it has.
+    /// Makes the program end, and waits until it has ended.
     ///
     /// # Panics
-    /// When it can't be waited for.
+    /// If the wait fails.
     pub fn end(mut self) {
         if let Some(mut stdin) = self.stdin.take() {
-            // It may have ended by itself.
+            // The program may have ended already.
             let _ = stdin.write_all(b"end\n");
         }
         self.child.wait().expect("a child can be waited for");

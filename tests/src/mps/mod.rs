@@ -1,7 +1,7 @@
-//! MPS on a simulated host: its daemons as gpushd tells of them and as the kernel does.
+//! MPS on a simulated host: its daemons as gpushd and the kernel report them.
 //!
-//! Which daemons there are is never asked of gpushd alone: every process has an environment, and that
-//! of a control daemon and all that it started names the pipe directory.
+//! Tests do not rely on gpushd alone to find daemons. The environment of a control daemon, and of each process that it
+//! started, names the pipe directory.
 
 mod client;
 mod served;
@@ -31,10 +31,10 @@ use crate::{
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 
-/// A daemon by any of its names, looked at now.
+/// Returns a daemon by any of its names, probed now.
 ///
 /// # Panics
-/// When there is none.
+/// If it does not exist.
 #[must_use]
 pub fn daemon(agent: &Agent, target: &str) -> MpsDaemon {
     let answer = agent.get(&format!("/v1/mps/{target}"));
@@ -42,14 +42,14 @@ pub fn daemon(agent: &Agent, target: &str) -> MpsDaemon {
     serde_json::from_value(answer.json()).expect("a daemon")
 }
 
-/// All daemons, as they were seen last.
+/// Returns all daemons, as of their last probe.
 ///
 /// # Panics
-/// When they can't be had.
+/// If the request fails, except while the driver starts.
 #[must_use]
 pub fn daemons(agent: &Agent) -> Vec<MpsDaemon> {
     let answer = agent.get("/v1/mps");
-    // The driver still starts.
+    // The driver is still starting.
     if answer.status == 503 {
         return Vec::new();
     }
@@ -59,15 +59,15 @@ pub fn daemons(agent: &Agent) -> Vec<MpsDaemon> {
 /// Waits until a daemon is in a state.
 ///
 /// # Panics
-/// When it does not come to it.
+/// If it does not reach the state in time.
 pub fn reaches(agent: &Agent, target: &str, state: MpsState) -> MpsDaemon {
     becomes(agent, target, state.name(), |daemon| daemon.state == state)
 }
 
-/// Waits until a daemon is as `is` says.
+/// Waits until `is` holds for a daemon.
 ///
 /// # Panics
-/// When it does not become so.
+/// If it does not hold in time.
 pub fn becomes(agent: &Agent, target: &str, what: &str, is: impl Fn(&MpsDaemon) -> bool) -> MpsDaemon {
     let until = Instant::now() + PATIENCE;
     let mut last = None;
@@ -80,12 +80,12 @@ pub fn becomes(agent: &Agent, target: &str, what: &str, is: impl Fn(&MpsDaemon) 
             other => last = other.or(last),
         }
         assert!(Instant::now() < until, "{target} is not {what}: {last:#?}\n{}", agent.log());
-        // To ask all the time would take the agent's processor.
+        // Requests without a pause would use up gpushd's CPU time.
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
 
-/// `start`, `stop`, `restart` or `drain`, with what the body says.
+/// Sends `start`, `stop`, `restart`, `drain` or `settings` with this body.
 #[must_use]
 pub fn act(agent: &Agent, target: &str, verb: &str, body: &Value) -> Answer {
     agent.post(&format!("/v1/mps/{target}/{verb}"), body)
@@ -98,7 +98,7 @@ pub fn act(agent: &Agent, target: &str, verb: &str, body: &Value) -> Answer {
 /// The refusal.
 ///
 /// # Panics
-/// When the answer is neither.
+/// If the response is neither a lease nor an error.
 pub fn lease(agent: &Agent, target: &str, body: &Value) -> Result<LeaseGrant, ApiError> {
     let answer = agent.post("/v1/leases", &request(target, body));
     if answer.status >= 400 {
@@ -113,17 +113,17 @@ pub fn lease(agent: &Agent, target: &str, body: &Value) -> Result<LeaseGrant, Ap
 /// The refusal.
 ///
 /// # Panics
-/// When the answer is neither.
+/// If the response is neither a lease nor an error.
 pub fn lease_for(agent: &Agent, uid: u32, target: &str, body: &Value) -> Result<LeaseGrant, ApiError> {
     let mut body = body.clone();
     body["holder_uid"] = uid.into();
     lease(agent, target, &body)
 }
 
-/// The request of [`lease`].
+/// Returns the request body of [`lease`].
 ///
 /// # Panics
-/// When the body is not an object.
+/// If the body is not an object.
 #[must_use]
 pub fn request(target: &str, body: &Value) -> Value {
     let mut request = body.as_object().expect("an object").clone();
@@ -136,20 +136,20 @@ pub fn request(target: &str, body: &Value) -> Value {
     request.into()
 }
 
-/// Releases a lease: the lease, releasing or ended.
+/// Releases a lease. Returns it, in state `releasing` or `ended`.
 ///
 /// # Panics
-/// When it cannot be released.
+/// If it cannot be released.
 pub fn release(agent: &Agent, id: LeaseId) -> Lease {
     let answer = agent.post(&format!("/v1/leases/{id}/release"), &serde_json::json!({}));
     assert_eq!(answer.status, 200, "{id}: {}", String::from_utf8_lossy(&answer.body));
     serde_json::from_value(answer.json()).expect("a lease")
 }
 
-/// A lease, ended or not.
+/// Returns a lease, ended or not.
 ///
 /// # Panics
-/// When there is none.
+/// If it does not exist.
 #[must_use]
 pub fn lease_now(agent: &Agent, id: LeaseId) -> Lease {
     let answer = agent.get(&format!("/v1/leases/{id}"));
@@ -160,7 +160,7 @@ pub fn lease_now(agent: &Agent, id: LeaseId) -> Lease {
 /// Waits until a lease is in a state.
 ///
 /// # Panics
-/// When it does not come to it.
+/// If it does not reach the state in time.
 pub fn lease_becomes(agent: &Agent, id: LeaseId, state: LeaseState) -> Lease {
     agent.await_that(&format!("{id} {state}"), || lease_now(agent, id).state == state);
     lease_now(agent, id)
@@ -169,35 +169,36 @@ pub fn lease_becomes(agent: &Agent, id: LeaseId, state: LeaseState) -> Lease {
 /// Releases all leases of a target: without `force` a daemon with leases is not stopped.
 ///
 /// # Panics
-/// When one cannot be released.
+/// If one cannot be released.
 pub fn release_all(agent: &Agent, target: &str) {
     for lease in daemon(agent, target).leases {
         release(agent, lease.id);
     }
 }
 
-/// Where a host's daemons have their directories.
+/// Returns the directory that contains the pipe directories of a host's daemons.
 ///
 /// # Panics
-/// When the host names none.
+/// If the host's environment names none.
 #[must_use]
 pub fn base(host: &Host) -> PathBuf {
     PathBuf::from(host.env().get("GPUSH_MPS_DIR").expect("a host has a directory for MPS daemons"))
 }
 
-/// A fault of the stand-ins: the words after `gpush-sim mps DIR fault add`; its number.
+/// Adds a fault to the simulated programs. `rule` has the arguments of `gpush-sim mps DIR fault add`. Returns the
+/// fault's number.
 ///
 /// # Panics
-/// When it is refused.
+/// If the rule is refused.
 pub fn fault(host: &Host, rule: &str) -> String {
     let words: Vec<&str> = ["fault", "add"].into_iter().chain(rule.split_whitespace()).collect();
     host.sim("mps", &words).trim().to_owned()
 }
 
-/// How often faults of the stand-ins that are there went wrong, all together.
+/// Returns how often the current faults of the simulated programs have occurred, in total.
 ///
 /// # Panics
-/// When the simulated host does not tell.
+/// If the file of faults is invalid.
 #[must_use]
 pub fn fired(host: &Host) -> u64 {
     let rules = fs::read_to_string(host.dir().join("mps-faults.toml")).unwrap_or_default();
@@ -205,19 +206,19 @@ pub fn fired(host: &Host) -> u64 {
     counts.map(|count| count.parse::<u64>().expect("a number")).sum()
 }
 
-/// Ends all faults of the stand-ins; what they held up goes on.
+/// Removes all faults of the simulated programs. Programs that a fault had delayed continue.
 ///
 /// # Panics
-/// When they can't be ended.
+/// If the faults cannot be removed.
 pub fn clear_faults(host: &Host) {
     host.sim("mps", &["fault", "clear"]);
 }
 
-/// A directory with NVIDIA's own control daemon and the stand-in of its server, which needs no GPU;
-/// `None`, said, where it is not installed.
+/// Creates a directory with NVIDIA's own control daemon and a simulated server, which needs no GPU. Prints a line and
+/// returns `None` if the daemon is not installed.
 ///
 /// # Panics
-/// When it can't be made.
+/// If the directory cannot be created.
 #[must_use]
 pub fn real_programs(host: &Host, what: &str) -> Option<PathBuf> {
     let real = Path::new("/usr/bin").join(CONTROL);
@@ -225,7 +226,7 @@ pub fn real_programs(host: &Host, what: &str) -> Option<PathBuf> {
         println!("SKIPPED {what}: {CONTROL} is not installed (Debian's package nvidia-cuda-mps)");
         return None;
     }
-    // Beside the host's own `bin`: the stand-in of the server knows its host by where it lies.
+    // Next to the host's own `bin`: the simulated server finds its host by its own path.
     let dir = host.dir().join("real");
     fs::create_dir_all(&dir).expect("a directory");
     symlink(real, dir.join(CONTROL)).expect("a link");
@@ -238,33 +239,33 @@ pub fn real_programs(host: &Host, what: &str) -> Option<PathBuf> {
 pub struct Part {
     /// Its pid.
     pub pid: i32,
-    /// What it is.
+    /// Its role.
     pub role: Role,
     /// Its pipe directory.
     pub pipe: PathBuf,
 }
 
-/// What a process that names a pipe directory is.
+/// The role of a process whose environment names a pipe directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// The control daemon.
     Control,
-    /// A server of one.
+    /// A server of a control daemon.
     Server,
     /// Anything else, such as a client.
     Other,
 }
 
-/// Processes that live and name a pipe directory below `base`, by the kernel's word.
+/// Returns the running processes whose environment names a pipe directory below `base`, read from `/proc`.
 ///
 /// # Panics
-/// When there is no `/proc`.
+/// If `/proc` cannot be read.
 #[must_use]
 pub fn parts(base: &Path) -> Vec<Part> {
     let mut parts = Vec::new();
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        // Empty of a zombie, which is no process any more.
+        // The environment of a zombie is empty, so zombies are skipped.
         let Ok(environment) = fs::read(entry.path().join("environ")) else { continue };
         let named =
             environment.split(|byte| *byte == 0).find_map(|word| word.strip_prefix(b"CUDA_MPS_PIPE_DIRECTORY="));
@@ -276,7 +277,7 @@ pub fn parts(base: &Path) -> Vec<Part> {
         let mut words = called.split(|byte| *byte == 0).map(String::from_utf8_lossy);
         let (name, argument) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let role = match Path::new(name.as_ref()).file_name().and_then(|name| name.to_str()) {
-            // Without it, it is a front-end.
+            // Without `-f`, the process is a front-end.
             Some(CONTROL) if argument == "-f" => Role::Control,
             Some(SERVER) => Role::Server,
             Some(_) | None => Role::Other,
@@ -287,14 +288,14 @@ pub fn parts(base: &Path) -> Vec<Part> {
     parts
 }
 
-/// Pids of the control daemons that live below `base`.
+/// Returns the pids of the running control daemons below `base`.
 #[must_use]
 pub fn controls(base: &Path) -> Vec<i32> {
     let all = parts(base);
     all.into_iter().filter(|part| part.role == Role::Control).map(|part| part.pid).collect()
 }
 
-/// Names in a directory, sorted; none where it is not there.
+/// Returns the sorted names in a directory; none if it does not exist.
 #[must_use]
 pub fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -303,23 +304,23 @@ pub fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Whether anybody but its owner is let into a directory: what the group may do is then what the access
-/// list gives at most.
+/// Returns whether a user other than the owner has access to a directory. The group bits of its mode are the mask of
+/// its access list.
 #[must_use]
 pub fn is_open(dir: &Path) -> bool {
     fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & 0o070 != 0)
 }
 
-/// The pid of a daemon that has one.
+/// Returns the pid of a running daemon.
 ///
 /// # Panics
-/// When it has none.
+/// If the daemon has no pid.
 #[must_use]
 pub fn pid_of(daemon: &MpsDaemon) -> i32 {
     daemon.pid.expect("a pid").cast_signed()
 }
 
-/// Sends a process a signal; whether it was there.
+/// Sends a signal to a process. Returns whether the process exists.
 #[must_use]
 pub fn signal(pid: i32, signal: Signal) -> bool {
     kill(Pid::from_raw(pid), signal).is_ok()

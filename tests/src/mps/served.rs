@@ -1,4 +1,4 @@
-//! An agent whose daemon serves, and a share there: what tests of trouble begin with.
+//! A gpushd whose MPS daemon is ready, with a lease: the starting point of tests of faults.
 
 use std::path::{Path, PathBuf};
 
@@ -11,18 +11,18 @@ use crate::{
     host::Host,
 };
 
-/// An agent whose daemon serves, and an environment that is let in.
+/// A gpushd whose daemon is ready, and the environment of a lease on it.
 pub struct Served {
-    // Goes before its host: it would start anew what that ends.
-    /// Its agent.
+    // Dropped before the host: gpushd would restart the daemons that the host ends.
+    /// The running gpushd.
     pub agent: Agent,
     /// The host.
     pub host: Host,
-    /// The daemon's target, as its directory is called.
+    /// The daemon's target: the name of its directory.
     pub target: String,
-    /// What a client of the share is started with.
+    /// The environment for clients of the lease.
     pub environment: Vec<(String, String)>,
-    /// The daemon that served first.
+    /// The pid of the first daemon.
     pub pid: i32,
     config: String,
     programs: Option<PathBuf>,
@@ -31,32 +31,32 @@ pub struct Served {
 impl Served {
     /// A host with one GPU.
     pub const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
-    /// It shared through MPS, by an agent that soon sees what is wrong.
+    /// The GPU shared through MPS, by a gpushd with short intervals.
     pub const CONFIG: &str =
         "[mps]\nhealth_s = 1\nstart_s = 2\nstop_s = 2\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-    /// The one daemon of [`Self::CONFIG`].
+    /// Starts [`Self::HOST`] with [`Self::CONFIG`].
     ///
     /// # Panics
-    /// When it does not come to serve.
+    /// If the daemon is not ready in time.
     #[must_use]
     pub fn up() -> Self {
         Self::on(Host::up(Self::HOST), None)
     }
 
-    /// The same on some host, whose daemon may be of other programs than its own.
+    /// Starts gpushd with [`Self::CONFIG`] on a host, with these programs in place of the host's own.
     ///
     /// # Panics
-    /// When it does not come to serve.
+    /// If the daemon is not ready in time.
     #[must_use]
     pub fn on(host: Host, programs: Option<&Path>) -> Self {
         Self::of(host, "0", Self::CONFIG, programs)
     }
 
-    /// A target of any config.
+    /// Starts gpushd with any config, and takes a lease on a target.
     ///
     /// # Panics
-    /// When it does not come to serve.
+    /// If the daemon is not ready in time.
     #[must_use]
     pub fn of(host: Host, target: &str, config: &str, programs: Option<&Path>) -> Self {
         let agent = start(&host, config, programs);
@@ -66,7 +66,7 @@ impl Served {
         Self { agent, pid: pid_of(&ready), target: ready.target, host, environment, config, programs }
     }
 
-    /// Kills the agent, and starts another after something was done while there was none.
+    /// Kills gpushd, calls `meanwhile`, and starts gpushd again.
     pub fn restart(&mut self, meanwhile: impl FnOnce(&Self)) {
         self.agent.signal(nix::sys::signal::Signal::SIGKILL);
         self.agent.wait();
@@ -74,10 +74,10 @@ impl Served {
         self.agent = start(&self.host, &self.config, self.programs.as_deref());
     }
 
-    /// A client of the share that computes, and that the agent knows of.
+    /// Starts a client of the lease, and waits until it is served and gpushd lists it.
     ///
     /// # Panics
-    /// When it is not let in.
+    /// If the client is not served.
     #[must_use]
     pub fn client(&self) -> Client {
         let client = Client::start(&self.host, &self.environment);
@@ -88,34 +88,34 @@ impl Served {
         client
     }
 
-    /// Waits until another daemon than the first serves, as the only one.
+    /// Waits until a daemon other than the first is ready, and is the only one.
     ///
     /// # Panics
-    /// When none does.
+    /// If none is ready in time.
     pub fn another(&self) -> MpsDaemon {
-        let next = becomes(&self.agent, &self.target, "ready with another", |daemon| {
+        let next = becomes(&self.agent, &self.target, "ready with another pid", |daemon| {
             daemon.state == MpsState::Ready && pid_of(daemon) != self.pid
         });
         assert_eq!(self.controls(), [pid_of(&next)]);
         next
     }
 
-    /// Its pipe directory.
+    /// Returns the daemon's pipe directory.
     ///
     /// # Panics
-    /// When it has none.
+    /// If the daemon has none.
     #[must_use]
     pub fn pipe(&self) -> PathBuf {
         daemon(&self.agent, &self.target).pipe_directory.expect("a pipe directory").into()
     }
 
-    /// The target's directory.
+    /// Returns the target's directory.
     #[must_use]
     pub fn place(&self) -> PathBuf {
         base(&self.host).join(&self.target)
     }
 
-    /// Control daemons that live.
+    /// Returns the pids of the running control daemons.
     #[must_use]
     pub fn controls(&self) -> Vec<i32> {
         controls(&base(&self.host))

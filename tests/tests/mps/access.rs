@@ -1,5 +1,5 @@
-//! Nobody is lost who came while a daemon was about to be ended, nobody gets in whom it does not serve, and what
-//! two administrators do at a time is both done.
+//! Access to pipe directories: no client is lost that connects just before a stop, and access is closed while the
+//! daemon does not serve. Concurrent requests of two administrators both take effect.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
-/// Daemons are looked at when there is a reason to alone.
+/// No periodic probes: gpushd probes a daemon only on events and requests.
 const CONFIG: &str =
     "[mps]\nhealth_s = 3600\nstart_s = 3\n[[gpu]]\nname = \"lab\"\nmatch = [\"0-1\"]\nmode = \"mps\"\n";
 
@@ -31,7 +31,7 @@ fn pipe(daemon: &MpsDaemon) -> &Path {
 }
 
 #[test]
-fn whoever_came_since_the_last_look_is_found_before_a_daemon_is_ended() {
+fn client_since_the_last_probe_is_found_before_a_stop() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -44,18 +44,18 @@ fn whoever_came_since_the_last_look_is_found_before_a_daemon_is_ended() {
     };
     for verb in ["stop", "restart"] {
         let now = refused(verb);
-        assert!(now.state == MpsState::Ready && is_open(pipe(&now)), "{verb}: open again: {now:#?}");
+        assert!(now.state == MpsState::Ready && is_open(pipe(&now)), "{verb}: access is open again: {now:#?}");
     }
     release_all(&agent, "0");
     for verb in ["stop", "restart"] {
-        assert_eq!(refused(verb).state, MpsState::Ready, "{verb}: a client without a share counts, too");
+        assert_eq!(refused(verb).state, MpsState::Ready, "{verb}: a client without a lease counts, too");
     }
     assert!(client.lives() && client.said().is_empty());
     client.end();
 }
 
 #[test]
-fn a_client_that_waits_for_its_server_is_one() {
+fn client_waiting_for_its_server_counts_as_client() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -68,13 +68,14 @@ fn a_client_that_waits_for_its_server_is_one() {
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     clear_faults(&host);
-    assert!(waits.says().starts_with("active"), "it is served to its end");
+    assert!(waits.says().starts_with("active"), "the client is served until it ends");
     waits.end();
     reaches(&agent, "0", MpsState::Stopped);
 }
 
+/// gpushd does not probe a server that is not ready, so only the driver can report its clients.
 #[test]
-fn a_server_that_is_not_asked_has_clients_unless_the_driver_tells_that_it_has_none() {
+fn unprobed_server_counts_as_used_unless_the_driver_denies_it() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -92,14 +93,15 @@ fn a_server_that_is_not_asked_has_clients_unless_the_driver_tells_that_it_has_no
     assert!(!untold.clients_known, "{untold:#?}");
     assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not tell")), "{untold:#?}");
     host.clear_faults();
-    // It tells of nobody, and nobody waits any more.
+    // The driver lists no client, and no client waits for the server.
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     clear_faults(&host);
     reaches(&agent, "0", MpsState::Stopped);
 }
 
+/// The daemon is hung and the driver lists no processes, so the daemon may have clients.
 #[test]
-fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
+fn daemon_with_unknown_clients_is_not_ended() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -114,7 +116,7 @@ fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
     assert!(hung.reasons.iter().any(|reason| reason.contains("can't be told")), "{hung:#?}");
     assert!(hung.reasons.iter().any(|reason| reason.contains(&format!("kill -CONT {pid}"))), "{hung:#?}");
     assert_eq!(act(&agent, "0", "stop", &json!({})).error().code, Code::Blocked);
-    // One that begins knows nothing of them either.
+    // A restarted gpushd does not know the clients either.
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     becomes(&agent, "0", "hung", |daemon| daemon.state == MpsState::Hung && !daemon.clients_known);
@@ -128,29 +130,29 @@ fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
 }
 
 #[test]
-fn a_slow_daemon_is_not_taken_for_one_without_clients() {
+fn slow_daemon_is_not_treated_as_idle() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
-    // The last look found nobody. A new one takes longer than anybody waits for it.
+    // The last probe found no client. The next probe takes longer than the limit of a request.
     let mut client = Client::start(&host, &environment);
     release_all(&agent, "0");
     fault(&host, "slow-hello --ms 1200");
     let refused = act(&agent, "0", "stop", &json!({})).error();
-    // The look for the processes of the lease may have found it.
+    // The check of the lease's processes may have found the client.
     let says = ["cannot tell", "1 client is connected"].iter().any(|part| refused.message.contains(part));
     assert!(refused.code == Code::Blocked && says, "{refused:?}");
     assert_eq!(act(&agent, "0", "restart", &json!({})).error().code, Code::Blocked);
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     clear_faults(&host);
-    becomes(&agent, "0", "known to have its client", |daemon| daemon.clients_known && daemon.clients.len() == 1);
+    becomes(&agent, "0", "reported with its client", |daemon| daemon.clients_known && daemon.clients.len() == 1);
     assert!(client.lives() && client.said().is_empty());
     client.end();
     reaches(&agent, "0", MpsState::Stopped);
 }
 
 #[test]
-fn whoever_has_a_share_gets_in_while_the_next_agent_waits_for_the_driver() {
+fn lease_holder_keeps_access_while_gpushd_waits_for_the_driver() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let taken = lease(&agent, "0", &json!({})).expect("a lease");
@@ -158,24 +160,25 @@ fn whoever_has_a_share_gets_in_while_the_next_agent_waits_for_the_driver() {
     host.fault("nvmlInit* --hang");
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
-    becomes(&agent, &zero.target, "looked at", |daemon| daemon.pid == zero.pid && daemon.clients_known);
-    assert!(is_open(pipe(&zero)) && !is_open(pipe(&one)), "nobody has a share of the other one");
+    becomes(&agent, &zero.target, "probed", |daemon| daemon.pid == zero.pid && daemon.clients_known);
+    assert!(is_open(pipe(&zero)) && !is_open(pipe(&one)), "there is no lease on the other target");
     let mut client = Client::start(&host, &taken.environment);
     assert!(client.first.starts_with("active"), "{}", client.first);
     host.clear_faults();
     reaches(&agent, "0", MpsState::Ready);
-    // Nor is anybody shut out by one whose rule is another: an operation is what moves the GPU.
+    // A gpushd with another rule does not close access either: only an operation changes the mode.
     agent.kill();
     let agent = Agent::start(&host, &CONFIG.replace("\"mps\"", "\"exclusive\""));
-    becomes(&agent, &zero.target, "told that its rule is another", |daemon| {
+    becomes(&agent, &zero.target, "reported with its changed rule", |daemon| {
         daemon.clients_known && daemon.findings.iter().any(|told| told.contains("no lease is granted"))
     });
     assert!(is_open(pipe(&zero)) && client.lives() && client.said().is_empty());
     client.end();
 }
 
+/// The daemon ends or hangs while no gpushd runs.
 #[test]
-fn the_door_of_a_daemon_that_died_or_hangs_is_shut_by_the_next_agent() {
+fn access_to_an_ended_or_hung_daemon_is_closed_after_a_restart() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let taken = lease(&agent, "0", &json!({})).expect("a lease");
@@ -186,8 +189,8 @@ fn the_door_of_a_daemon_that_died_or_hangs_is_shut_by_the_next_agent() {
     agent.kill();
     assert!(signal(pid, Signal::SIGKILL) && is_open(&dir));
     let agent = Agent::start(&host, CONFIG);
-    becomes(&agent, "0", "waiting for what is left", |daemon| daemon.state == MpsState::BackingOff);
-    assert!(!is_open(&dir), "whoever came in would find nobody, and run without MPS");
+    becomes(&agent, "0", "waiting for the leftovers", |daemon| daemon.state == MpsState::BackingOff);
+    assert!(!is_open(&dir), "a new client would find no daemon, and run without MPS");
     assert!(client.lives());
     client.end();
     reaches(&agent, "0", MpsState::Ready);
@@ -198,14 +201,14 @@ fn the_door_of_a_daemon_that_died_or_hangs_is_shut_by_the_next_agent() {
     agent.kill();
     assert!(signal(pid, Signal::SIGSTOP) && is_open(&dir));
     let agent = Agent::start(&host, CONFIG);
-    agent.await_that("the door shut", || !is_open(&dir));
+    agent.await_that("access is closed", || !is_open(&dir));
     assert!(signal(pid, Signal::SIGCONT));
     reaches(&agent, "1", MpsState::Ready);
-    agent.await_that("the door open", || is_open(&dir));
+    agent.await_that("access is open", || is_open(&dir));
 }
 
 #[test]
-fn what_two_administrators_do_at_a_time_is_both_done() {
+fn concurrent_actions_are_both_executed() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let rounds = 20;
@@ -220,7 +223,11 @@ fn what_two_administrators_do_at_a_time_is_both_done() {
         assert_eq!(stopped.wanted.settings.percentage.to_string(), (10 + round).to_string());
         assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
         let started = reaches(&agent, "0", MpsState::Ready);
-        assert_eq!(started.in_force.expect("settings").percentage.to_string(), (10 + round).to_string(), "over a stop");
+        assert_eq!(
+            started.in_force.expect("settings").percentage.to_string(),
+            (10 + round).to_string(),
+            "after a stop and a start"
+        );
     }
     println!("{rounds} rounds");
     assert_eq!(act(&agent, "0", "settings", &json!({ "clear": true })).status, 200);
@@ -230,7 +237,7 @@ fn what_two_administrators_do_at_a_time_is_both_done() {
 }
 
 #[test]
-fn what_two_administrators_set_at_a_time_is_both_set() {
+fn concurrent_settings_are_both_applied() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     for round in 0..10 {
@@ -246,8 +253,9 @@ fn what_two_administrators_set_at_a_time_is_both_set() {
     }
 }
 
+/// A client that connects while the restart request still runs is not ended.
 #[test]
-fn a_restart_of_a_stopped_daemon_ends_nobody_who_came_to_what_it_started() {
+fn restart_of_a_stopped_daemon_ends_no_new_client() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -258,14 +266,14 @@ fn a_restart_of_a_stopped_daemon_ends_nobody_who_came_to_what_it_started() {
     reaches(&agent, "0", MpsState::Stopped);
     assert!(signal(hangs, Signal::SIGSTOP));
     let client = std::thread::scope(|scope| {
-        // While somebody waits for a look at the other one, all are settled no faster.
+        // A pending probe of the other daemon delays the reconciliation of all targets.
         scope.spawn(|| act(&agent, "1", "stop", &json!({ "force": true })));
-        agent.await_that("the other door shut", || !is_open(pipe(&one)));
+        agent.await_that("access to the other daemon is closed", || !is_open(pipe(&one)));
         let restart = scope.spawn(|| act(&agent, "0", "restart", &json!({})).status);
-        agent.await_that("it started", || is_open(pipe(&zero)));
+        agent.await_that("the daemon has started", || is_open(pipe(&zero)));
         let client = Client::start(&host, &environment);
         assert!(signal(hangs, Signal::SIGCONT));
-        assert_eq!(restart.join().expect("it ends"), 200);
+        assert_eq!(restart.join().expect("the request returns"), 200);
         client
     });
     becomes(&agent, "0", "with its client", |daemon| daemon.state == MpsState::Ready && daemon.clients.len() == 1);
@@ -274,7 +282,7 @@ fn a_restart_of_a_stopped_daemon_ends_nobody_who_came_to_what_it_started() {
 }
 
 #[test]
-fn a_drain_without_a_time_takes_back_the_time_of_the_one_before() {
+fn drain_without_a_deadline_removes_the_earlier_deadline() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let clients = ["0", "1"].map(|target| {
@@ -285,15 +293,15 @@ fn a_drain_without_a_time_takes_back_the_time_of_the_one_before() {
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 3 })).status, 200);
     let [mut patient, ends] = clients;
-    assert!(["terminated", "lost"].contains(&ends.says().as_str()), "its time is over");
-    assert!(patient.lives() && patient.said().is_empty(), "later than the time that was taken back");
+    assert!(["terminated", "lost"].contains(&ends.says().as_str()), "the deadline has passed");
+    assert!(patient.lives() && patient.said().is_empty(), "the client outlives the removed deadline");
     assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     patient.end();
     reaches(&agent, "0", MpsState::Stopped);
 }
 
 #[test]
-fn what_was_set_ends_with_its_rule_and_the_time_of_a_drain_goes_on_over_a_restart() {
+fn settings_end_with_their_rule_and_drain_deadlines_persist() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     assert_eq!(act(&agent, "0", "settings", &json!({ "percentage": 30 })).status, 200);
@@ -303,11 +311,11 @@ fn what_was_set_ends_with_its_rule_and_the_time_of_a_drain_goes_on_over_a_restar
     assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 4 })).status, 200);
     reaches(&agent, "1", MpsState::Draining);
     agent.kill();
-    // The rule is another when it comes back.
+    // The rule has changed when gpushd starts again.
     let agent = Setup::on(&host).config(&(CONFIG.to_owned() + "mps = { percentage = 80 }\n")).start();
-    becomes(&agent, "0", "by its rule", |daemon| {
+    becomes(&agent, "0", "with the settings of its rule", |daemon| {
         daemon.rule.is_none() && daemon.in_force.as_ref().is_some_and(|now| now.percentage.to_string() == "80")
     });
-    assert!(["terminated", "lost"].contains(&client.says().as_str()), "its time is over");
+    assert!(["terminated", "lost"].contains(&client.says().as_str()), "the deadline has passed");
     reaches(&agent, "1", MpsState::Stopped);
 }

@@ -13,7 +13,7 @@ use serde_json::json;
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mps\"\n";
 
-/// A host whose agent was killed after its daemons served.
+/// Starts a host, and kills gpushd once its daemons are ready.
 fn served() -> Host {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
@@ -42,7 +42,7 @@ fn target_is_unavailable_while_the_driver_starts() {
     host.fault("nvmlInit* --delay-ms 600000");
     let agent = Agent::start(&host, CONFIG);
     for refused in refusals(&agent, "0") {
-        // A request for a lease reads the GPUs itself, and says that there is no driver.
+        // A request for a lease reads the GPUs itself, and reports the missing driver.
         let is_unavailable = matches!(refused.code, Code::Unavailable | Code::DriverUnavailable);
         assert!(is_unavailable && refused.retryable, "{refused:?}");
     }

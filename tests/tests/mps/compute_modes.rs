@@ -1,5 +1,5 @@
-//! Compute modes that were set for MPS, and that can't be put back at once: they are not forgotten, but told
-//! and tried again, by the next gpushd too. And what of a daemon's log is shown to people.
+//! Compute modes that were set for MPS and cannot be restored at once. gpushd reports and retries them, also after its
+//! restart. And the part of a daemon's log that gpushd shows to users.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const SHARED: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 const TROUBLE: &str = "still has the compute mode that it was given for MPS";
 
-/// The compute mode past gpushd: 0 default, 3 exclusive process.
+/// Returns the compute mode of the GPU, read without gpushd: 0 default, 3 exclusive process.
 fn mode(host: &Host) -> u64 {
     host.show()["gpus"][0]["state"]["compute_mode"].as_u64().expect("a mode")
 }
@@ -34,88 +34,92 @@ fn is_told(agent: &Agent) -> bool {
     health.errors.iter().any(|one| one.message.contains(TROUBLE) && one.code == Code::DriverError)
 }
 
+/// The rule is removed, and the driver cannot set or read the mode. The next gpushd retries as well.
 #[test]
-fn a_mode_that_cannot_be_set_or_read_when_the_rule_goes_is_tried_again_until_it_is_back() {
+fn failed_restore_of_a_compute_mode_is_reported_and_retried() {
     for fault in ["nvmlDeviceSetComputeMode --rc UNKNOWN", "nvmlDeviceGetComputeMode --rc UNKNOWN"] {
         let host = Host::up(HOST);
         let agent = shared(&host);
         host.fault(fault);
         agent.reload("");
-        agent.await_that("it is forgotten", || agent.get("/v1/mps").json() == json!([]));
-        agent.await_that("it is told", || is_told(&agent));
+        agent.await_that("the target is forgotten", || agent.get("/v1/mps").json() == json!([]));
+        agent.await_that("the failure is reported", || is_told(&agent));
         assert_eq!(mode(&host), 3, "{fault}");
-        // The next gpushd goes on with it.
+        // The next gpushd retries it.
         agent.stop();
         let agent = Agent::start(&host, "");
-        agent.await_that("it is told again", || is_told(&agent));
+        agent.await_that("the failure is reported again", || is_told(&agent));
         assert_eq!(mode(&host), 3, "{fault}");
         host.clear_faults();
-        agent.await_that("it is back", || mode(&host) == 0);
-        agent.await_that("nothing is told any more", || !is_told(&agent));
+        agent.await_that("the compute mode is restored", || mode(&host) == 0);
+        agent.await_that("no failure is reported", || !is_told(&agent));
         assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::Default));
     }
 }
 
 #[test]
-fn one_failure_is_enough_for_nobody_to_notice() {
+fn single_compute_mode_failure_is_retried() {
     for fault in ["nvmlDeviceSetComputeMode --rc UNKNOWN --times 1", "nvmlDeviceGetComputeMode --rc UNKNOWN --times 1"]
     {
         let host = Host::up(HOST);
         let agent = shared(&host);
         host.fault(fault);
         agent.reload("");
-        agent.await_that("it is back", || mode(&host) == 0);
+        agent.await_that("the compute mode is restored", || mode(&host) == 0);
     }
 }
 
 #[tokio::test]
-async fn a_mode_that_somebody_else_has_set_since_is_left_alone() {
+async fn compute_mode_set_by_an_administrator_is_kept() {
     let host = Host::up(HOST);
     let agent = shared(&host);
     host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
     agent.reload("");
-    agent.await_that("it is told", || is_told(&agent));
+    agent.await_that("the failure is reported", || is_told(&agent));
     agent.stop();
     host.clear_faults();
-    // As an administrator does it who did not wait.
+    // An administrator sets another mode without waiting for gpushd.
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(0);
-    driver.set_compute_mode(&uuid, ComputeMode::Prohibited).await.expect("it can be set");
+    driver.set_compute_mode(&uuid, ComputeMode::Prohibited).await.expect("the compute mode can be set");
     drop(driver);
     let agent = Agent::start(&host, "");
-    agent.await_that("it is seen", || agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited));
-    // Whoever wants the GPU next finds what the administrator has set, and puts that back.
+    agent.await_that("the mode is read", || agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited));
+    // The next MPS rule records the administrator's mode, and restores it at its end.
     agent.reload(SHARED);
     let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     assert_eq!(agent.follow(operation).state, OperationState::Done);
     assert_eq!(mode(&host), 3);
     agent.reload("");
-    agent.await_that("theirs is back", || agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited));
+    agent.await_that("the administrator's mode is restored", || {
+        agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited)
+    });
     assert!(!is_told(&agent));
 }
 
+/// Without the mode, programs could get past MPS.
 #[tokio::test]
-async fn a_mode_that_can_not_be_set_is_no_mps_and_one_that_is_lost_is_told_until_it_is_back() {
+async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     let host = Host::up(HOST);
     host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
     let agent = Agent::start(&host, "");
     agent.reload(SHARED);
     let wanted = json!({ "selectors": ["0"], "layout_source": "wanted" });
-    let failed = agent.follow(agent.begin_with(&wanted).expect("it begins"));
+    let failed = agent.follow(agent.begin_with(&wanted).expect("the operation begins"));
     assert_eq!(failed.state, OperationState::RolledBack, "{failed:#?}");
     let error = failed.error.expect("an error");
     assert!(format!("{error:?}").contains("programs can get past MPS on GPU 0"), "{error:?}");
     host.clear_faults();
-    let done = agent.follow(agent.begin_with(&wanted).expect("it begins"));
+    let done = agent.follow(agent.begin_with(&wanted).expect("the operation begins"));
     assert_eq!((done.state, mode(&host)), (OperationState::Done, 3));
 
-    // Somebody's hand, and a driver that does not let it be put right.
+    // An administrator changes the mode, and the driver refuses to change it back.
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(0);
     loop {
-        driver.set_compute_mode(&uuid, ComputeMode::Default).await.expect("it can be set");
+        driver.set_compute_mode(&uuid, ComputeMode::Default).await.expect("the compute mode can be set");
         host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
-        // Otherwise gpushd was quicker.
+        // If the mode is not 0, gpushd was faster: try again.
         if mode(&host) == 0 {
             break;
         }
@@ -124,31 +128,32 @@ async fn a_mode_that_can_not_be_set_is_no_mps_and_one_that_is_lost_is_told_until
     agent.reload(SHARED);
     let told =
         || mps::daemon(&agent, "0").findings.iter().any(|one| one.contains("programs can get past MPS on GPU 0"));
-    agent.await_that("it is told", told);
+    agent.await_that("the failure is reported", told);
     assert!(agent.get("/v1/health").json()["errors"].to_string().contains("programs can get past MPS"));
     host.clear_faults();
     agent.reload(SHARED);
-    agent.await_that("it is put right", || mode(&host) == 3 && !told());
+    agent.await_that("the mode is repaired", || mode(&host) == 3 && !told());
 }
 
 #[test]
-fn a_daemon_that_never_comes_up_leaves_the_gpu_as_it_was() {
+fn failed_daemon_start_leaves_the_compute_mode_unchanged() {
     let host = Host::up(HOST);
     let missing = format!(
         "[mps]\ncontrol = \"/nonexistent/nvidia-cuda-mps-control\"\n{}",
         &SHARED["[mps]\nhealth_s = 1\n".len()..]
     );
-    // Without a rule at first, so that nothing is done by itself.
+    // Start without a rule, so that gpushd starts no operation.
     let agent = Agent::start(&host, "");
     agent.reload(&missing);
     let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}");
-    // With its end, and not at some time after it.
+    // The mode is restored when the operation ends, not later.
     assert_eq!(mode(&host), 0, "{}", agent.log());
     agent.settle_reads();
-    assert_eq!(mode(&host), 0, "what goes on trying takes nothing\n{}", agent.log());
-    // Killed once it is set, with no daemon there yet: the next one puts it back, whose config wants nothing.
+    assert_eq!(mode(&host), 0, "retries do not change the mode\n{}", agent.log());
+    // gpushd is killed after it has set the mode, before it starts a daemon. The next gpushd has no rule, and restores
+    // the mode.
     host.fault("nvmlDeviceSetComputeMode --kill after --parent --times 1");
     let body = json!({ "selectors": ["0"], "layout_source": "wanted" }).to_string();
     let head = format!(
@@ -156,14 +161,14 @@ fn a_daemon_that_never_comes_up_leaves_the_gpu_as_it_was() {
         body.len()
     );
     let _dies = agent.try_raw(format!("{head}\r\nconnection: close\r\n\r\n{body}").as_bytes());
-    agent.await_that("it was set", || mode(&host) == 3);
+    agent.await_that("the mode is set", || mode(&host) == 3);
     drop(agent);
     host.clear_faults();
     let agent = Agent::start(&host, "");
-    agent.await_that("it is back", || mode(&host) == 0);
+    agent.await_that("the compute mode is restored", || mode(&host) == 0);
 }
 
-/// The control log as it is shown.
+/// Returns the control log as the API shows it.
 fn told(agent: &Agent, query: &str) -> Vec<String> {
     let logs: MpsLogs = serde_json::from_value(agent.get(&format!("/v1/mps/0/logs{query}")).json()).expect("logs");
     logs.files[0].lines.clone()
@@ -178,9 +183,9 @@ fn show_events(host: &Host, programs: Option<&Path>) {
     mps::reaches(&agent, "0", MpsState::Ready);
     let taken = mps::lease(&agent, "0", &json!({ "percentage": 25 })).expect("a lease");
     let client = Client::start(host, &taken.environment);
-    // Each of these asks the daemon once more.
+    // Each request makes gpushd poll the daemon.
     let polls = |lines: &[String]| lines.iter().filter(|line| line.contains("Cmd:get_")).count();
-    agent.await_that("a log full of questions", || {
+    agent.await_that("a log with many polls", || {
         let _asked = mps::daemon(&agent, "0");
         polls(&told(&agent, "?all=true&lines=2000")) > 60
     });
@@ -189,13 +194,13 @@ fn show_events(host: &Host, programs: Option<&Path>) {
     let set = agent.post("/v1/mps/0/settings", &json!({ "percentage": 30 }));
     assert_eq!(set.status, 200);
     let all = told(&agent, "?all=true&lines=2000");
-    // What was said meanwhile is in the second alone.
+    // Lines written between the two requests are only in the second answer.
     let shown = told(&agent, "?lines=2000");
     assert!(shown.len() * 4 < all.len(), "{} of {}: {shown:#?}", shown.len(), all.len());
     let has = |what: &str| shown.iter().any(|line| line.contains(what));
     assert!(has(&format!("NEW CLIENT {pid}")) && has("Cmd:set_default_active_thread_percentage 30"), "{shown:#?}");
     assert!(has("NEW SERVER") && has("Starting"), "{shown:#?}");
-    // Whatever is left out is one of the few that tell nothing.
+    // All omitted lines are of a few kinds without information.
     let plain = |line: &String| {
         let said = line.split_once("] ").map_or(line.as_str(), |(_, said)| said).trim();
         ["Accepting connection...", "NEW UI", "UI closed"].contains(&said)
@@ -206,12 +211,12 @@ fn show_events(host: &Host, programs: Option<&Path>) {
     };
     let left_out: Vec<&String> = all.iter().filter(|line| !shown.contains(line) && !plain(line)).collect();
     assert!(left_out.is_empty(), "{left_out:#?}");
-    // The default number of lines shows all that.
+    // Forty lines are enough for the last client.
     assert!(told(&agent, "?lines=40").iter().any(|line| line.contains(&pid)), "{:#?}", told(&agent, "?lines=40"));
 }
 
 #[test]
-fn the_log_is_shown_without_what_gpushds_own_questions_left_there() {
+fn shown_log_omits_the_polls_of_gpushd() {
     let host = Host::up(HOST);
     show_events(&host, None);
     drop(host);

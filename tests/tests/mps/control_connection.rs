@@ -1,4 +1,5 @@
-//! Who keeps an MPS daemon from answering, and daemons whose protocol is not known: what gpushd tells, and whom.
+//! Processes that keep an MPS daemon from answering, and daemons with an unknown protocol: what gpushd reports, and to
+//! which users.
 
 use std::{
     os::{fd::OwnedFd, unix::process::CommandExt},
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 
 const CONFIG: &str = "[mps]\nhealth_s = 1\n\n[[gpu]]\nmatch = [\"4\"]\nmode = \"mps\"\n";
 
-/// The user `nobody`, who is in no group of ours.
+/// The user `nobody`, which is not in a group of this test.
 const NOBODY: u32 = 65534;
 
 fn until(what: &str, agent: &Agent, is_so: impl Fn(&Value) -> bool) -> Value {
@@ -31,10 +32,10 @@ fn until(what: &str, agent: &Agent, is_so: impl Fn(&Value) -> bool) -> Value {
 }
 
 fn ready(agent: &Agent) -> Value {
-    until("it is ready", agent, |daemon| daemon["state"] == "ready" && daemon["reasons"] == json!([]))
+    until("the daemon is ready", agent, |daemon| daemon["state"] == "ready" && daemon["reasons"] == json!([]))
 }
 
-/// A process that is ended with its test.
+/// A process that is killed when dropped.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -44,20 +45,20 @@ impl Drop for Ended {
     }
 }
 
-/// Somebody who connects to the door that is everybody's, and says nothing.
+/// Starts a process that connects to the daemon's socket, which is open to all users, and sends nothing.
 fn half_open(pipe: &str) -> Ended {
     let fd: OwnedFd =
         socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
     let at = UnixAddr::new(&std::path::Path::new(pipe).join("control")).expect("a short path");
-    socket::connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &at).expect("somebody listens");
-    Ended(Command::new("sleep").arg("600").stdin(fd).spawn().expect("it can be started"))
+    socket::connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &at).expect("the daemon listens");
+    Ended(Command::new("sleep").arg("600").stdin(fd).spawn().expect("the process can be started"))
 }
 
-/// A client, so that the daemon is left alone.
+/// Starts a client, so that gpushd does not end the daemon.
 fn client(host: &Host, pipe: &str) -> Ended {
     let mut command = Command::new(program("gpush-sim"));
     command.arg("mps-client").env("NVML_SIM_STATE", host.dir()).env("CUDA_MPS_PIPE_DIRECTORY", pipe);
-    Ended(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it can be started"))
+    Ended(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the process can be started"))
 }
 
 fn reasons_for(uid: u32, agent: &Agent) -> Option<String> {
@@ -67,18 +68,19 @@ fn reasons_for(uid: u32, agent: &Agent) -> Option<String> {
     Some(parse(&output.stdout)?.json()[0]["reasons"].to_string())
 }
 
+/// A process that sends nothing keeps the daemon from answering. Other users do not see its pid.
 #[test]
-fn who_keeps_it_from_answering_is_told_to_those_who_may_see_him() {
+fn blocking_process_is_named_only_to_permitted_users() {
     let host = Host::up("mixed");
     let agent = Agent::start_public(&host, CONFIG);
-    let daemon = until("it is ready", &agent, |daemon| daemon["state"] == "ready");
+    let daemon = until("the daemon is ready", &agent, |daemon| daemon["state"] == "ready");
     let pipe = daemon["pipe_directory"].as_str().unwrap().to_owned();
     let _client = client(&host, &pipe);
     until("the client is seen", &agent, |daemon| daemon["clients"].as_array().is_some_and(|all| all.len() == 1));
 
     let peer = half_open(&pipe);
     let named = format!("sleep 600 (pid {},", peer.0.id());
-    let hung = until("it is told who it is", &agent, |daemon| daemon["reasons"].to_string().contains(&named));
+    let hung = until("the process is named", &agent, |daemon| daemon["reasons"].to_string().contains(&named));
     let reasons = hung["reasons"].to_string();
     assert!(reasons.contains("another process is connected to it and keeps it from answering"), "{reasons}");
     assert!(reasons.contains("has its ear"), "{reasons}");
@@ -94,17 +96,17 @@ fn who_keeps_it_from_answering_is_told_to_those_who_may_see_him() {
 
     drop(peer);
     let well = ready(&agent);
-    assert_eq!(well["pid"], daemon["pid"], "it was left alone");
+    assert_eq!(well["pid"], daemon["pid"], "gpushd did not end the daemon");
 }
 
 #[test]
-fn a_daemon_with_a_foreign_protocol_is_served_through_its_front_end() {
+fn daemon_with_unknown_protocol_is_used_through_its_front_end() {
     let host = Host::up("mixed");
     let agent = Agent::start(&host, CONFIG);
     let daemon = ready(&agent);
     assert_eq!(daemon["protocol"], "of driver 550.163.01, spoken to directly");
     host.sim("mps", &["fault", "add", "foreign-hello"]);
-    let front_end = until("it is asked otherwise", &agent, |daemon| {
+    let front_end = until("gpushd uses the front-end", &agent, |daemon| {
         daemon["protocol"].as_str().is_some_and(|how| how.contains("through NVIDIA's front-end"))
     });
     assert_eq!((&front_end["state"], &front_end["pid"]), (&json!("ready"), &daemon["pid"]));

@@ -1,5 +1,5 @@
-//! The life of MPS daemons: started, adopted, stopped, drained, ended, through the real gpushd. The control
-//! daemon is the stand-in, and NVIDIA's own where it is installed; its servers are stand-ins.
+//! MPS daemons started, adopted, stopped, drained and ended through the real gpushd. The control daemon is simulated,
+//! and NVIDIA's own if it is installed. The servers are simulated.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 const MANAGE: &str = "[mps]\nhealth_s = 1\n";
 
-/// GPU 0 shared so, and nothing said of the other.
+/// Returns a config that shares GPU 0 with these settings, and has no rule for GPU 1.
 fn config(rule: &str) -> String {
     format!("{MANAGE}[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n{rule}")
 }
@@ -31,12 +31,12 @@ fn start(host: &Host, programs: Option<&Path>, config: &str) -> Agent {
     }
 }
 
-/// Compute mode of a GPU, past gpushd: 0 default, 3 exclusive process.
+/// Returns the compute mode of a GPU, read without gpushd: 0 default, 3 exclusive process.
 fn compute_mode(host: &Host, gpu: usize) -> Value {
     host.show()["gpus"][gpu]["state"]["compute_mode"].clone()
 }
 
-/// Both control daemons: the stand-in, then NVIDIA's own where it is installed.
+/// Runs a test with both control daemons: the simulated one, then NVIDIA's own if it is installed.
 fn both(what: &str, test: impl Fn(&Host, Option<&Path>)) {
     let host = Host::up(HOST);
     test(&host, None);
@@ -49,8 +49,8 @@ fn both(what: &str, test: impl Fn(&Host, Option<&Path>)) {
 }
 
 #[test]
-fn a_daemon_serves_what_its_rule_says_and_outlives_every_agent() {
-    both("life of an MPS daemon with NVIDIA's own", |host, programs| {
+fn daemon_follows_its_rule_and_outlives_gpushd() {
+    both("rule and restarts with NVIDIA's own MPS daemon", |host, programs| {
         let config = config("mps = { percentage = 50, memory_limit = \"4G\" }\n");
         let agent = start(host, programs, &config);
         let ready = reaches(&agent, "0", MpsState::Ready);
@@ -58,7 +58,7 @@ fn a_daemon_serves_what_its_rule_says_and_outlives_every_agent() {
         assert_eq!(controls(&base(host)), [pid]);
         assert_eq!(ready.in_force.as_ref(), Some(&ready.wanted.settings), "{ready:#?}");
         assert_eq!(ready.wanted.settings.percentage.to_string(), "50");
-        assert_eq!(compute_mode(host, 0), json!(3), "nobody computes past the daemon");
+        assert_eq!(compute_mode(host, 0), json!(3), "no program can get past the daemon");
         assert_eq!(compute_mode(host, 1), json!(0));
         let taken = lease(&agent, "0", &json!({ "percentage": 25 })).expect("a lease");
         let mut client = Client::start(host, &taken.environment);
@@ -68,7 +68,7 @@ fn a_daemon_serves_what_its_rule_says_and_outlives_every_agent() {
         assert_eq!(seen.clients[0].lease, Some(taken.lease.id.to_string()));
         assert_eq!(seen.findings, Vec::<String>::new());
 
-        // Ended, killed, ended again.
+        // gpushd is stopped, killed, and killed again without clients.
         agent.stop();
         let agent = start(host, programs, &config);
         assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, ready.pid);
@@ -80,10 +80,12 @@ fn a_daemon_serves_what_its_rule_says_and_outlives_every_agent() {
         assert!(client.lives() && client.said().is_empty(), "a client does not notice");
         client.end();
         becomes(&agent, "0", "without clients", |daemon| daemon.clients.is_empty());
-        // One that nobody uses is gone on with as well.
+        // gpushd adopts an idle daemon as well.
         agent.kill();
         let agent = start(host, programs, &config);
-        let idle = becomes(&agent, "0", "wanted", |daemon| daemon.state == MpsState::Ready && daemon.gpu.is_some());
+        let idle = becomes(&agent, "0", "ready and seen by the driver", |daemon| {
+            daemon.state == MpsState::Ready && daemon.gpu.is_some()
+        });
         assert_eq!((idle.pid, controls(&base(host))), (ready.pid, vec![pid]));
         release_all(&agent, "0");
         assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
@@ -93,8 +95,8 @@ fn a_daemon_serves_what_its_rule_says_and_outlives_every_agent() {
 }
 
 #[test]
-fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
-    both("stopping an MPS daemon that is NVIDIA's own", |host, programs| {
+fn stop_with_clients_is_refused_and_stopped_daemon_stays_so() {
+    both("a stop of NVIDIA's own MPS daemon", |host, programs| {
         let agent = start(host, programs, &config(""));
         let first = reaches(&agent, "0", MpsState::Ready);
         let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -109,15 +111,16 @@ fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
         let mut client = client;
         assert!(client.lives());
 
-        // Forced, it ends them, and is another.
+        // A forced restart ends the clients and starts another daemon.
         assert_eq!(act(&agent, "0", "restart", &json!({ "force": true })).status, 200);
-        let second =
-            becomes(&agent, "0", "another", |daemon| daemon.state == MpsState::Ready && daemon.pid != first.pid);
+        let second = becomes(&agent, "0", "ready with another pid", |daemon| {
+            daemon.state == MpsState::Ready && daemon.pid != first.pid
+        });
         assert_eq!(controls(&base(host)), [second.pid.expect("a pid").cast_signed()]);
         assert!(["terminated", "lost"].contains(&client.says().as_str()));
         drop(client);
 
-        // Drained: whoever is there may finish, nobody comes in.
+        // A drain lets current clients finish, and admits no new ones.
         let client = Client::start(host, &environment);
         assert!(client.first.starts_with("active"), "{}", client.first);
         assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 3600 })).status, 200);
@@ -128,31 +131,31 @@ fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
         reaches(&agent, "0", MpsState::Stopped);
         assert_eq!(parts(&base(host)), []);
 
-        // Stopped over a restart and a kill, until it is started.
+        // The daemon stays stopped after a restart and a kill of gpushd, until a request starts it.
         agent.stop();
         let agent = start(host, programs, &config(""));
-        agent.await_that("seen", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
+        agent.await_that("the GPU of the target is known", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
         agent.settle_reads();
         assert_eq!(daemon(&agent, "0").state, MpsState::Stopped);
         agent.kill();
         let agent = start(host, programs, &config(""));
-        agent.await_that("seen", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
-        // The one that was found is known by its directory until the GPUs were seen.
-        agent.await_that("who starts it is told", || {
-            let refused = lease(&agent, "0", &json!({})).expect_err("it is stopped");
+        agent.await_that("the GPU of the target is known", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
+        // Until gpushd has read the GPUs, it knows the target only by its directory.
+        agent.await_that("the hint names the command that starts it", || {
+            let refused = lease(&agent, "0", &json!({})).expect_err("the daemon is stopped");
             refused.hint.is_some_and(|hint| hint.contains("gpushctl mps start 0"))
         });
         assert_eq!(controls(&base(host)), [0; 0]);
         assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
         let third = reaches(&agent, "0", MpsState::Ready);
         assert_eq!(controls(&base(host)), [third.pid.expect("a pid").cast_signed()]);
-        assert_eq!(third.leases.len(), 1, "a share outlives its daemon");
+        assert_eq!(third.leases.len(), 1, "a lease outlives its daemon");
     });
 }
 
 #[test]
-fn settings_are_in_force_at_once_and_for_the_next_client() {
-    both("settings of an MPS daemon that is NVIDIA's own", |host, programs| {
+fn settings_take_effect_at_once_for_new_clients() {
+    both("settings of NVIDIA's own MPS daemon", |host, programs| {
         let agent = start(host, programs, &config(""));
         reaches(&agent, "0", MpsState::Ready);
         let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
@@ -173,7 +176,7 @@ fn settings_are_in_force_at_once_and_for_the_next_client() {
         let reaches_text = answer["reaches"].to_string();
         assert!(reaches_text.contains("not the 1 that run") && reaches_text.contains("next server"), "{reaches_text}");
         let second = Client::start(host, &bare);
-        assert_eq!(second.word("percentage"), "33.3", "the server that runs has it too");
+        assert_eq!(second.word("percentage"), "33.3", "the running server has it, too");
         for (bad, why) in [
             (json!({ "percentage": 0 }), "percentage"),
             (json!({ "percentage": 101 }), "percentage"),
@@ -191,10 +194,10 @@ fn settings_are_in_force_at_once_and_for_the_next_client() {
         let now = daemon(&agent, "0");
         assert_eq!(now.in_force.as_ref().map(|settings| settings.percentage.to_string()).as_deref(), Some("33.3"));
 
-        // A rule that says otherwise replaces what was set above the old one.
+        // A changed rule replaces the settings that overrode the old rule.
         agent.write_config(config("mps = { percentage = 60 }\n"));
         agent.signal(Signal::SIGHUP);
-        let other = becomes(&agent, "0", "as the new rule has it", |daemon| {
+        let other = becomes(&agent, "0", "with the settings of the new rule", |daemon| {
             daemon.in_force.as_ref().is_some_and(|settings| settings.percentage.to_string() == "60")
         });
         assert_eq!((other.pid, other.wanted.settings.memory_limit_mib), (now.pid, None));
@@ -211,7 +214,7 @@ fn settings_are_in_force_at_once_and_for_the_next_client() {
 }
 
 #[test]
-fn a_target_whose_rule_is_gone_is_drained_ended_and_forgotten() {
+fn target_without_a_rule_is_drained_ended_and_forgotten() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, &config(""));
     reaches(&agent, "0", MpsState::Ready);
@@ -220,30 +223,30 @@ fn a_target_whose_rule_is_gone_is_drained_ended_and_forgotten() {
     agent.write_config(MANAGE);
     agent.signal(Signal::SIGHUP);
     let short = daemon(&agent, "0").target;
-    // The lease may finish. Once it is released, only its client is waited for.
+    // The lease continues. After its release, gpushd waits only for its client.
     let told = |daemon: &MpsDaemon| daemon.findings.iter().any(|finding| finding.contains("no lease is granted"));
     let kept = becomes(&agent, &short, "without new leases", told);
     assert_eq!((kept.leases.len(), compute_mode(&host, 0)), (1, json!(3)));
     release(&agent, taken.lease.id);
     client.end();
-    agent.await_that("it is forgotten", || daemons(&agent).is_empty());
+    agent.await_that("the target is forgotten", || daemons(&agent).is_empty());
     assert_eq!((parts(&base(&host)), compute_mode(&host, 0)), (Vec::new(), json!(0)));
     assert_eq!(names(&base(&host)), ["agent.lock", "logs"], "its directory goes with it");
 
-    // Wanted once more, it comes back by an operation.
+    // Under an MPS rule again, an operation starts the daemon.
     agent.reload(config(""));
     let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     assert!(agent.follow(operation).error.is_none());
     reaches(&agent, "0", MpsState::Ready);
-    // Gone while no agent ran: the next one ends it.
+    // The rule is removed while no gpushd runs: the next gpushd ends the daemon.
     agent.kill();
     let agent = Agent::start(&host, MANAGE);
-    agent.await_that("it is forgotten", || daemons(&agent).is_empty() && controls(&base(&host)).is_empty());
-    agent.await_that("its compute mode is back", || compute_mode(&host, 0) == json!(0));
+    agent.await_that("the target is forgotten", || daemons(&agent).is_empty() && controls(&base(&host)).is_empty());
+    agent.await_that("its compute mode is restored", || compute_mode(&host, 0) == json!(0));
 }
 
 #[test]
-fn a_mig_device_has_a_daemon_of_its_own() {
+fn each_mig_device_has_its_own_daemon() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-40\"\nmig = true\n");
     let agent = Agent::start(
         &host,
@@ -254,7 +257,7 @@ fn a_mig_device_has_a_daemon_of_its_own() {
         all.len() == 2 && all.iter().all(|daemon| daemon.state == MpsState::Ready)
     });
     let all = daemons(&agent);
-    assert_eq!(compute_mode(&host, 0), json!(0), "exclusive process does not go with MIG");
+    assert_eq!(compute_mode(&host, 0), json!(0), "exclusive process cannot be combined with MIG");
     for one in &all {
         let name = format!("0:{}", one.device.as_deref().expect("a device"));
         let taken = lease(&agent, &name, &json!({})).expect("a lease");
@@ -268,17 +271,18 @@ fn a_mig_device_has_a_daemon_of_its_own() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_is_there_again_and_its_directory_is_swept() {
-    both("an MPS daemon that is killed, NVIDIA's own", |host, programs| {
+fn killed_daemon_is_restarted_with_a_clean_directory() {
+    both("a kill of NVIDIA's own MPS daemon", |host, programs| {
         let agent = start(host, programs, &config(""));
         let first = reaches(&agent, "0", MpsState::Ready);
-        // One that dies while the operation is at it is the operation's failure.
+        // A daemon that ends during the operation at the start would make the operation fail.
         let _begun = agent.settle();
         let pid = first.pid.expect("a pid").cast_signed();
         let killed = std::time::Instant::now();
         assert!(signal(pid, Signal::SIGKILL));
-        let second =
-            becomes(&agent, "0", "another", |daemon| daemon.state == MpsState::Ready && daemon.pid != first.pid);
+        let second = becomes(&agent, "0", "ready with another pid", |daemon| {
+            daemon.state == MpsState::Ready && daemon.pid != first.pid
+        });
         println!("killed to ready again: {:?}", killed.elapsed());
         let controls = controls(&base(host));
         assert_eq!(controls, [second.pid.expect("a pid").cast_signed()]);

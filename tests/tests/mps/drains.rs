@@ -1,5 +1,4 @@
-//! Clients have the time that they were given, whatever becomes of their daemon meanwhile, and everybody is told how
-//! long that is.
+//! Clients keep their drain deadline even if their daemon ends meanwhile, and the API reports the deadline.
 
 use gpush_api::{Code, Happening, MpsState};
 use gpush_tests::{
@@ -11,7 +10,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
-/// Daemons are looked at when there is a reason to alone.
+/// No periodic probes: gpushd probes a daemon only on events and requests.
 const CONFIG: &str = "[mps]\nhealth_s = 3600\nstop_s = 2\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
 fn served(host: &Host) -> (Agent, Client) {
@@ -22,10 +21,10 @@ fn served(host: &Host) -> (Agent, Client) {
     (agent, client)
 }
 
-/// Kills the daemon under its client, and drains what it leaves behind.
+/// Kills the daemon of a client, and drains the leftovers.
 fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert!(signal(pid_of(&daemon(agent, "0")), Signal::SIGKILL));
-    becomes(agent, "0", "waiting for what is left", |daemon| {
+    becomes(agent, "0", "waiting for its leftovers", |daemon| {
         daemon.state == MpsState::BackingOff && daemon.reasons.iter().any(|why| why.contains("still serves 1 client"))
     });
     assert_eq!(act(agent, "0", "drain", within).status, 200);
@@ -36,15 +35,16 @@ fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert_eq!(controls(&base(host)), Vec::<i32>::new());
 }
 
+/// A killed daemon leaves a server that still has a client. A drain lets the client finish.
 #[test]
-fn what_a_daemon_left_behind_is_drained_as_it_is() {
+fn leftover_server_is_drained_without_a_new_daemon() {
     let host = Host::up(HOST);
     let (agent, mut client) = served(&host);
     orphaned(&host, &agent, &json!({}));
     assert_eq!(daemon(&agent, "0").clients_end_at, None);
     assert!(client.lives() && client.said().is_empty());
     client.end();
-    // Its server has nobody any more, and goes.
+    // Its server has no client any more, and ends.
     reaches(&agent, "0", MpsState::Stopped);
     assert!(parts(&base(&host)).is_empty());
     assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
@@ -52,7 +52,7 @@ fn what_a_daemon_left_behind_is_drained_as_it_is() {
 }
 
 #[test]
-fn what_a_daemon_left_behind_has_the_time_that_it_was_given_also_over_a_restart() {
+fn drain_deadline_of_leftovers_survives_a_gpushd_restart() {
     let host = Host::up(HOST);
     let (agent, client) = served(&host);
     orphaned(&host, &agent, &json!({ "end_after_s": 3600 }));
@@ -65,7 +65,7 @@ fn what_a_daemon_left_behind_has_the_time_that_it_was_given_also_over_a_restart(
     let again = left.clients_end_at.expect("a time");
     assert!((again - until).get_seconds().abs() <= 2, "{until} and {again}");
     assert_eq!(left.state, MpsState::Draining);
-    // What was said last holds.
+    // The last deadline takes effect.
     assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 1 })).status, 200);
     assert_eq!(client.says(), "lost");
     reaches(&agent, "0", MpsState::Stopped);
@@ -73,7 +73,7 @@ fn what_a_daemon_left_behind_has_the_time_that_it_was_given_also_over_a_restart(
 }
 
 #[test]
-fn what_a_daemon_left_behind_is_stopped_when_that_is_said() {
+fn forced_stop_ends_leftovers() {
     let host = Host::up(HOST);
     let (agent, client) = served(&host);
     orphaned(&host, &agent, &json!({}));
@@ -86,7 +86,7 @@ fn what_a_daemon_left_behind_is_stopped_when_that_is_said() {
 }
 
 #[test]
-fn a_daemon_that_dies_while_it_drains_leaves_its_clients_their_time() {
+fn clients_of_a_killed_draining_daemon_keep_their_deadline() {
     let host = Host::up(HOST);
     let (agent, client) = served(&host);
     let pid = pid_of(&daemon(&agent, "0"));
@@ -95,35 +95,35 @@ fn a_daemon_that_dies_while_it_drains_leaves_its_clients_their_time() {
     assert_eq!((drained.state, drained.pid), (MpsState::Draining, u32::try_from(pid).ok()));
     let until = drained.clients_end_at.expect("a time");
     assert!(signal(pid, Signal::SIGKILL));
-    let left = becomes(&agent, "0", "left behind", |daemon| daemon.pid.is_none());
+    let left = becomes(&agent, "0", "without its daemon", |daemon| daemon.pid.is_none());
     assert_eq!(left.state, MpsState::Draining, "{left:#?}");
     assert!((left.clients_end_at.expect("a time") - until).get_seconds().abs() <= 1, "{left:#?}");
     assert_eq!(client.says(), "lost");
-    assert!(jiff::Timestamp::now() >= until, "not before its time");
+    assert!(jiff::Timestamp::now() >= until, "the client ends at the deadline, not earlier");
     reaches(&agent, "0", MpsState::Stopped);
 }
 
 #[test]
-fn a_drain_does_not_fill_the_log_of_its_daemon_and_ends_with_the_last_client() {
+fn drain_writes_few_log_lines_and_ends_with_the_last_client() {
     let host = Host::up(HOST);
     let (agent, client) = served(&host);
     let log = daemon(&agent, "0").log_directory.expect("a directory");
     let lines = || std::fs::read_to_string(format!("{log}/control.log")).expect("a log").lines().count();
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     let before = lines();
-    // Whoever watches asks again and again; what a daemon is asked stands in its log.
+    // A caller that watches the drain sends many requests. The daemon logs each command that it gets.
     for _ in 0..20 {
         assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     }
     let more = lines() - before;
-    println!("{more} more lines after 20 looks");
-    assert!(more < 60, "{more} lines after 20 looks, where each question makes three or more, and a look asks several");
+    println!("{more} more lines after 20 requests");
+    assert!(more < 60, "{more} lines after 20 requests; a probe sends several commands of three or more lines each");
     client.end();
     reaches(&agent, "0", MpsState::Stopped);
 }
 
 #[test]
-fn a_server_that_fell_is_told_to_whoever_listens() {
+fn ended_server_is_reported_to_event_listeners() {
     let host = Host::up(HOST);
     let (agent, client) = served(&host);
     let mut listener = agent.listen("?kinds=mps", None);
@@ -131,14 +131,14 @@ fn a_server_that_fell_is_told_to_whoever_listens() {
     assert!(signal(server.cast_signed(), Signal::SIGKILL));
     assert_eq!(client.says(), "lost");
     let told = "a server ended";
-    // Whoever looks has it seen.
-    becomes(&agent, "0", "told", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
+    // A request makes gpushd probe the daemon.
+    becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
     let is = |what: &Happening| matches!(what, Happening::Mps(change) if change.reasons.concat().contains(told));
     listener.until(|event| is(&event.what));
 }
 
 #[test]
-fn a_server_that_keeps_another_limit_than_its_daemon_is_told() {
+fn server_with_an_older_memory_limit_is_reported() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     reaches(&agent, "0", MpsState::Ready);
@@ -149,16 +149,16 @@ fn a_server_that_keeps_another_limit_than_its_daemon_is_told() {
     assert!(daemon(&agent, "0").findings.is_empty());
     limit(1024);
     let told = "a server was started with memory limit 8192M, and keeps it";
-    becomes(&agent, "0", "told", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
+    becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
     client.end();
 }
 
+/// A stopped daemon is replaced. Commands that were sent to it must not end its successor.
 #[test]
-fn what_one_daemon_was_to_be_told_the_next_one_does_not_hear() {
+fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
     for real in [false, true] {
         let host = Host::up(HOST);
-        let programs =
-            if real { real_programs(&host, "a daemon that hears what the one before was told") } else { None };
+        let programs = if real { real_programs(&host, "a command for a replaced daemon") } else { None };
         if real && programs.is_none() {
             return;
         }
@@ -167,8 +167,9 @@ fn what_one_daemon_was_to_be_told_the_next_one_does_not_hear() {
         let before = pid_of(&daemon(agent, "0"));
         assert!(signal(before, Signal::SIGSTOP));
         assert_eq!(act(agent, "0", "restart", &json!({ "force": true })).status, 200);
-        let next =
-            becomes(agent, "0", "another", |now| now.state == MpsState::Ready && now.pid != u32::try_from(before).ok());
+        let next = becomes(agent, "0", "ready with another pid", |now| {
+            now.state == MpsState::Ready && now.pid != u32::try_from(before).ok()
+        });
         assert_eq!(client.says(), "lost");
         let new = served.client();
         for _ in 0..40 {
@@ -180,19 +181,20 @@ fn what_one_daemon_was_to_be_told_the_next_one_does_not_hear() {
     }
 }
 
+/// A stop request often comes before the daemon listens.
 #[test]
-fn one_that_is_stopped_while_it_starts_hears_of_it() {
+fn starting_daemon_is_stopped_without_sigkill() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, &CONFIG.replace("stop_s = 2", "stop_s = 600"));
     reaches(&agent, "0", MpsState::Ready);
-    // What is in the middle of a change is not started.
+    // A target cannot be started while an operation changes it.
     let _ended = agent.settle();
     for _ in 0..5 {
         assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
         reaches(&agent, "0", MpsState::Stopped);
         let started = act(&agent, "0", "start", &json!({}));
         assert_eq!(started.status, 200, "{started:?}");
-        // Most times it does not listen yet.
+        // In most rounds the daemon does not listen yet when it is stopped.
     }
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Stopped);

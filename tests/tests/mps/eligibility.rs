@@ -1,5 +1,5 @@
-//! A GPU that takes no new work gives no share of itself, and is drained when its shares have ended, though
-//! its MPS server stays.
+//! A cordoned GPU grants no lease. It is drained once its leases and clients have ended, although its MPS server
+//! remains.
 
 use std::{
     io::{BufRead, BufReader},
@@ -18,8 +18,9 @@ use serde_json::json;
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
+/// The drain waits for the lease and the client, but not for the MPS server.
 #[test]
-fn a_cordoned_gpu_gives_no_share_and_is_drained_of_its_shares_and_clients_alone() {
+fn cordoned_gpu_grants_no_lease_and_drain_ignores_idle_server() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     let ready = reaches(&agent, "0", MpsState::Ready);
@@ -35,35 +36,39 @@ fn a_cordoned_gpu_gives_no_share_and_is_drained_of_its_shares_and_clients_alone(
     let mut drain = drain.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl");
     let mut waits = BufReader::new(drain.stderr.take().expect("piped"));
     let mut said = String::new();
-    waits.read_line(&mut said).expect("it says for whom it waits");
+    waits.read_line(&mut said).expect("gpushctl prints what it waits for");
     let who = format!("used by pid {}", client.pid());
     assert!(said.contains(&who) && said.contains(&format!("lease {} of", taken.lease.id)), "{said}");
-    assert!(!said.contains(&server.to_string()), "a server uses it for its clients alone: {said}");
-    let refused = lease(&agent, "0", &json!({ "percentage": 20 })).expect_err("no new work");
+    assert!(!said.contains(&server.to_string()), "a server counts only through its clients: {said}");
+    let refused = lease(&agent, "0", &json!({ "percentage": 20 })).expect_err("no new lease is granted");
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause == "GPU 0 is cordoned"), "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains("fan replacement")), "{refused:?}");
     let told = daemon(&agent, "0");
-    assert_eq!((told.state, told.pid, told.clients.len()), (MpsState::Ready, ready.pid, 1), "what runs goes on");
+    assert_eq!(
+        (told.state, told.pid, told.clients.len()),
+        (MpsState::Ready, ready.pid, 1),
+        "daemon and client continue"
+    );
     assert!(told.findings.iter().any(|finding| finding.contains("GPU 0 is cordoned")), "{:?}", told.findings);
 
     client.end();
     release(&agent, taken.lease.id);
-    assert!(drain.wait().expect("it ends").success());
-    assert!(signal(server, Signal::SIGCONT), "the server is there still");
+    assert!(drain.wait().expect("gpushctl ends").success());
+    assert!(signal(server, Signal::SIGCONT), "the server still runs");
     assert!(agent.post("/v1/gpus/0/uncordon", &json!({})).status == 200);
     lease(&agent, "0", &json!({ "percentage": 20 })).expect("a lease");
 }
 
 #[test]
-fn in_maintenance_no_daemon_is_started_in_place_of_one_that_ended() {
+fn ended_daemon_is_not_restarted_in_maintenance() {
     let served = Served::up();
     // Maintenance waits for leases.
     release_all(&served.agent, "0");
     served.agent.await_that("no lease", || daemon(&served.agent, "0").leases.is_empty());
     assert_eq!(served.agent.post("/v1/maintenance/enter", &json!({ "reason": "a look" })).status, 200);
     assert!(signal(served.pid, Signal::SIGKILL));
-    let waits = becomes(&served.agent, "0", "waiting", |daemon| {
+    let waits = becomes(&served.agent, "0", "waiting for the end of maintenance", |daemon| {
         daemon.reasons.iter().any(|reason| reason.contains("the host is in maintenance"))
     });
     assert_eq!((waits.state, waits.pid, served.controls()), (MpsState::BackingOff, None, Vec::new()));
@@ -73,17 +78,19 @@ fn in_maintenance_no_daemon_is_started_in_place_of_one_that_ended() {
 }
 
 #[test]
-fn a_host_in_maintenance_gives_no_share() {
+fn host_in_maintenance_grants_no_lease() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     reaches(&agent, "0", MpsState::Ready);
     let enter = || agent.post("/v1/maintenance/enter", &json!({ "reason": "driver 570" })).status == 200;
-    agent.await_that("maintenance, once the operation that brought it up has ended", enter);
-    let refused = lease(&agent, "0", &json!({})).expect_err("no new work");
+    agent.await_that("maintenance, after the operation at the start has ended", enter);
+    let refused = lease(&agent, "0", &json!({})).expect_err("no new lease is granted");
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("is in maintenance"), "{refused:?}");
     assert_eq!(agent.post("/v1/maintenance/leave", &json!({})).status, 200);
-    becomes(&agent, "0", "open", |daemon| daemon.state == MpsState::Ready && daemon.findings.is_empty());
+    becomes(&agent, "0", "ready without findings", |daemon| {
+        daemon.state == MpsState::Ready && daemon.findings.is_empty()
+    });
     agent.await_that("a lease", || lease(&agent, "0", &json!({})).is_ok());
     let _ = act(&agent, "0", "stop", &json!({ "force": true }));
 }

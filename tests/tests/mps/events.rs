@@ -1,5 +1,5 @@
-//! What is told of MPS daemons: each step of their lives as an event, more clients than are wanted, versions that are
-//! not supported, and logs that are cut before they fill a disk.
+//! Reports about MPS daemons: events of state changes, too many clients and unsupported protocol versions. Also logs
+//! that gpushd truncates before they fill a disk.
 
 use std::{
     fs::{self, OpenOptions},
@@ -17,15 +17,15 @@ use gpush_tests::{
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-/// The next state that is told of.
+/// Returns the state and the reasons of the next event.
 fn next(listener: &mut Listener) -> (MpsState, String) {
-    let Happening::Mps(change) = listener.next_of(EventKind::Mps).what else { panic!("another kind") };
+    let Happening::Mps(change) = listener.next_of(EventKind::Mps).what else { panic!("an event of another kind") };
     assert_eq!((change.gpu, change.uuid.as_str()), (Some(0), change.gpu_uuid.as_str()));
     (change.state, change.reasons.join("; "))
 }
 
 #[test]
-fn each_step_of_its_life_is_an_event() {
+fn daemon_state_changes_are_events() {
     let served = Served::up();
     let mut listener = served.agent.listen("?kinds=mps", None);
     assert_eq!(act(&served.agent, "0", "stop", &json!({ "force": true })).status, 200);
@@ -34,7 +34,7 @@ fn each_step_of_its_life_is_an_event() {
     assert_eq!([next(&mut listener).0, next(&mut listener).0], [MpsState::Starting, MpsState::Ready]);
     let client = served.client();
     assert!(signal(daemon(&served.agent, "0").pid.expect("a pid").cast_signed(), Signal::SIGKILL));
-    // Its server serves on: what is wrong is told with the state.
+    // The server still serves, so the event has the reason for the state.
     let (state, why) = next(&mut listener);
     assert_eq!(state, MpsState::BackingOff);
     assert!(why.contains("was ended by signal 9"), "{why}");
@@ -43,14 +43,14 @@ fn each_step_of_its_life_is_an_event() {
 }
 
 #[test]
-fn more_clients_than_are_wanted_are_told() {
+fn too_many_clients_are_reported() {
     let config = format!("{}mps = {{ max_clients = 1 }}\n", Served::CONFIG);
     let served = Served::of(Host::up(Served::HOST), "0", &config, None);
     let first = served.client();
     assert_eq!(daemon(&served.agent, "0").findings, [] as [String; 0]);
-    // Two programs with one share: it is the environment that lets in, and the daemon knows no limit.
+    // Two programs use one lease: its environment gives access, and the daemon does not limit the number of clients.
     let second = served.client();
-    let told = becomes(&served.agent, "0", "told", |daemon| !daemon.findings.is_empty());
+    let told = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
     assert_eq!(told.findings, ["2 clients are there, 1 is wanted at most"]);
     let pids: Vec<_> = told.clients.iter().map(|client| client.pid.expect("a pid").cast_signed()).collect();
     assert!([first.pid(), second.pid()].iter().all(|pid| pids.contains(pid)), "{told:#?}");
@@ -58,24 +58,24 @@ fn more_clients_than_are_wanted_are_told() {
 }
 
 #[test]
-fn a_server_that_is_killed_is_told_with_whom_it_took_along() {
+fn killed_server_is_reported_with_its_number_of_clients() {
     let served = Served::up();
     let client = served.client();
     let server: i32 = client.word("server").parse().expect("a pid");
     assert!(signal(server, Signal::SIGKILL));
     assert_eq!(client.says(), "lost");
-    let told = becomes(&served.agent, "0", "told", |daemon| !daemon.findings.is_empty());
+    let told = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
     let finding = &told.findings[0];
     assert!(finding.starts_with("a server ended ") && finding.ends_with("1 client ended with it"), "{told:#?}");
     assert!(!finding.contains(&server.to_string()), "every user may read it: {finding}");
     served.agent.wait_for_log("a server ended ");
-    // It serves on.
+    // The daemon still serves.
     drop(client);
     served.client().end();
     assert_eq!(daemon(&served.agent, "0").pid.map(u32::cast_signed), Some(served.pid));
 }
 
-/// The stand-ins, the control daemon through a script.
+/// Creates a directory with the simulated programs. The control daemon runs through a script.
 fn through(host: &Host, script: &str) -> std::path::PathBuf {
     let dir = host.dir().join("own");
     fs::create_dir(&dir).expect("a directory");
@@ -89,31 +89,31 @@ fn through(host: &Host, script: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_daemon_of_another_protocol_says_nothing_and_is_named() {
+fn silent_daemon_with_an_unsupported_protocol_is_reported() {
     let host = Host::up(Served::HOST);
     let programs = through(&host, "CUDA_MPS_PROTOCOL_VERSION=3 exec CONTROL \"$@\"");
     let served = Served::on(host, Some(&programs));
     fault(&served.host, "silent-hello");
-    becomes(&served.agent, "0", "named", |daemon| {
+    becomes(&served.agent, "0", "reported with its protocol", |daemon| {
         daemon.reasons.iter().any(|reason| reason == "it speaks MPS v3, which is not supported yet")
     });
 }
 
 #[test]
-fn a_log_is_cut_while_its_daemon_runs_and_what_is_said_goes_on() {
+fn log_of_a_running_daemon_is_truncated_and_still_written() {
     let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nlog_mib = 1");
     let served = Served::of(Host::up(Served::HOST), "0", &config, None);
     let mut client = served.client();
     let logs = daemon(&served.agent, "0").log_directory.expect("logs");
     let log = Path::new(&logs).join("control.log");
     let mut grown = OpenOptions::new().append(true).open(&log).expect("its log");
-    grown.write_all("some line of it\n".repeat(70_000).as_bytes()).expect("it can be written");
+    grown.write_all("some line of it\n".repeat(70_000).as_bytes()).expect("the log can be written");
     let length = |path: &Path| fs::metadata(path).map(|meta| meta.len()).unwrap_or_default();
-    served.agent.await_that("it is cut", || length(&log) < 1 << 20);
-    assert!(length(&Path::new(&logs).join("control.log.1")) > 1 << 20, "what was said is kept");
+    served.agent.await_that("the log is truncated", || length(&log) < 1 << 20);
+    assert!(length(&Path::new(&logs).join("control.log.1")) > 1 << 20, "the earlier lines are kept");
     let cut = length(&log);
     let second = Client::start(&served.host, &served.environment);
-    served.agent.await_that("it says more", || length(&log) > cut);
+    served.agent.await_that("the daemon writes more lines", || length(&log) > cut);
     assert!(second.first.starts_with("active") && client.lives());
     assert_eq!(daemon(&served.agent, "0").pid.map(u32::cast_signed), Some(served.pid));
 }

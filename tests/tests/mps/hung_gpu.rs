@@ -1,4 +1,4 @@
-//! One GPU whose reading hangs delays no command that concerns only others.
+//! A GPU whose read hangs does not delay commands for other GPUs.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use gpush_tests::hung_gpu::compare;
 fn hung_gpu_does_not_delay_commands_for_others() {
     let compared = compare(5);
     println!("{compared:#?}");
-    // Generous, since other tests run at the same time; the bench is exact.
+    // The limit is generous because other tests run at the same time. The benchmark measures exactly.
     let slow: Vec<_> = compared.iter().filter(|one| one.hung > one.usual * 4 + Duration::from_millis(400)).collect();
     assert!(slow.is_empty(), "{slow:#?}");
 }

@@ -18,12 +18,12 @@ const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mp
 
 /// Without the lease, `stop` ended the daemon and the program ran without MPS.
 #[test]
-fn lease_of_a_program_that_has_not_begun_blocks_stop_and_restart() {
+fn lease_of_a_program_without_cuda_yet_blocks_stop_and_restart() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     let pid = reaches(&agent, "0", MpsState::Ready).pid;
     let sim = program("gpush-sim");
-    // The program uses CUDA only when it is told to.
+    // The program starts to use CUDA only after a line on its standard input.
     let script = format!("read go && exec {} mps-client", sim.display());
     let mut run = host.command(program("gpushctl"));
     run.args(["run", "--mps", "20", "-g", "0", "--", "sh", "-c", &script]).env("GPUSH_SOCKET", agent.socket());

@@ -1,8 +1,8 @@
-//! MPS daemons, their servers, clients and gpushd killed and hampered at random, again and again: after each
-//! time there is one daemon for the target, gone on with where it lives, and nothing is left of what was.
+//! Random kills and faults of MPS daemons, servers, clients and gpushd. After each round the target has one daemon and
+//! no leftovers, and gpushd has adopted the daemon if it survived.
 //!
-//! A hundred times here, more by `GPUSH_TEST_KILLS`; the same ones again by `GPUSH_TEST_SEED`.
-//! `cargo xtask soak` has a thousand.
+//! One hundred rounds by default; `GPUSH_TEST_KILLS` sets more, `GPUSH_TEST_SEED` repeats a run. `cargo xtask soak`
+//! runs a thousand.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 3\nstop_s = 2\npause_s = 1\nlongest_pause_s = 1\nfailures = 100\nwithin_s = 60\n\
                       [[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// What is done at a time.
+/// Actions, one of which is chosen per round.
 const DEEDS: [&str; 14] = [
     "kill the daemon",
     "kill the server",
@@ -42,7 +42,7 @@ const DEEDS: [&str; 14] = [
 ];
 
 struct World {
-    // Goes before its host: it would start anew what that ends.
+    // Dropped before the host: gpushd would restart the daemons that the host ends.
     agent: Option<Agent>,
     host: Host,
     environment: Vec<(String, String)>,
@@ -62,7 +62,7 @@ impl World {
         parts(&base(&self.host)).into_iter().find(|part| part.role == role).map(|part| part.pid)
     }
 
-    /// Does it; whether the daemon is then to be the one that it was.
+    /// Executes an action. Returns whether the daemon must survive it.
     fn does(&mut self, deed: &str) -> bool {
         let kill = |pid: Option<i32>| pid.is_some_and(|pid| signal(pid, Signal::SIGKILL));
         match deed {
@@ -113,7 +113,7 @@ impl World {
                 false
             }
             "server-dies --times 1" => {
-                // Of the next server: there has to be a next one, and somebody whom it is for.
+                // The fault affects the next server, so end the current one. The client below needs the next one.
                 self.client = None;
                 kill(self.of(Role::Server));
                 self.goes_wrong(deed, |world| drop(Client::start(&world.host, &world.environment)));
@@ -129,10 +129,10 @@ impl World {
         }
     }
 
-    /// Has the stand-ins do something wrong, and waits until they did.
+    /// Adds a fault to the simulated programs, and waits until it has occurred.
     fn goes_wrong(&self, rule: &str, then: impl Fn(&Self)) {
         fault(&self.host, rule);
-        self.agent().await_that("it went wrong", || {
+        self.agent().await_that("the fault has occurred", || {
             then(self);
             fired(&self.host) > 0
         });
@@ -144,10 +144,10 @@ impl World {
         self.client = Some(client);
     }
 
-    /// Waits until it serves, and looks whether all is as it should be.
+    /// Waits until the daemon serves, and checks the processes, directories and leases.
     fn is_well(&mut self, deed: &str) -> MpsDaemon {
-        // Whoever computes on is not to notice these; whoever lost its server, or is in the way of the next
-        // one, goes.
+        // These actions must not affect a client. After other actions, the client has lost its server or blocks the
+        // next one, so the test ends it.
         let spared = ["kill the agent", "end the agent", "silent-hello --times 2"];
         if let Some(client) = self.client.as_mut().filter(|_| spared.contains(&deed)) {
             let said = client.said();
@@ -156,17 +156,18 @@ impl World {
             self.client = None;
         }
         clear_faults(&self.host);
-        let ready =
-            becomes(self.agent(), "0", "well", |daemon| daemon.state == MpsState::Ready && daemon.gpu.is_some());
+        let ready = becomes(self.agent(), "0", "ready and seen by the driver", |daemon| {
+            daemon.state == MpsState::Ready && daemon.gpu.is_some()
+        });
         let all = parts(&base(&self.host));
         let of = |role| all.iter().filter(|part| part.role == role).count();
         assert_eq!(of(Role::Control), 1, "{all:?}\n{}", self.agent().log());
         assert!(of(Role::Server) <= 1, "{all:?}");
         let pid = ready.pid.expect("a pid").cast_signed();
         assert!(all.iter().any(|part| part.role == Role::Control && part.pid == pid), "{all:?} {pid}");
-        // One that gpushd goes on with answers before it is known whom it is to let in.
+        // An adopted daemon answers before gpushd knows which user has access.
         let door = ready.pipe_directory.as_deref().expect("a directory");
-        self.agent().await_that("the door open", || is_open(door.as_ref()));
+        self.agent().await_that("access is open", || is_open(door.as_ref()));
         assert_eq!(names(&base(&self.host)).len(), 3, "one target, the lock, and the logs");
         assert_eq!(ready.leases.len(), 1);
         ready
@@ -174,7 +175,7 @@ impl World {
 }
 
 #[test]
-fn nothing_is_doubled_lost_or_left_whatever_is_killed() {
+fn random_kills_leave_one_daemon_and_no_leftovers() {
     let times = number("GPUSH_TEST_KILLS", 100);
     let (mut dice, seed) = Dice::seeded(20_261_122);
     let host = Host::up(HOST);
@@ -195,17 +196,17 @@ fn nothing_is_doubled_lost_or_left_whatever_is_killed() {
         let (count, longest) = tried.entry(deed).or_default();
         (*count, *longest) = (*count + 1, (*longest).max(began.elapsed()));
         if stays {
-            assert_eq!(now.pid, ready.pid, "{time}: {deed}: it was not gone on with\n{}", world.agent().log());
+            assert_eq!(now.pid, ready.pid, "{time}: {deed}: it was not adopted\n{}", world.agent().log());
         }
         ready = now;
     }
-    // Of what there was, the last one ends nothing but itself.
+    // No process is left after the last daemon has ended.
     world.client = None;
     assert_eq!(act(world.agent(), "0", "stop", &json!({ "force": true })).status, 200);
     becomes(world.agent(), "0", "stopped", |daemon| daemon.state == MpsState::Stopped);
     assert_eq!(parts(&base(&world.host)), []);
     println!("seed {seed}: {times} times, 0 double daemons, 0 lost adoptions, 0 left behind");
     for (deed, (count, longest)) in tried {
-        println!("{count:>5}  {deed}, well again after {longest:?} at most");
+        println!("{count:>5}  {deed}, ready again after {longest:?} at most");
     }
 }

@@ -34,18 +34,18 @@ fn ready(config: &str) -> (Host, Agent) {
     (host, agent)
 }
 
-/// A host that other users compute on.
+/// Starts a host that other users can use.
 fn public() -> Host {
     opened(Host::up(HOST))
 }
 
 /// Opens a host's directories to other users.
 pub(crate) fn opened(host: Host) -> Host {
-    // The directory of a test is its own user's otherwise.
+    // By default only the test's own user can open its directory.
     let around = host.dir().parent().expect("a directory");
-    fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("it can be opened");
-    // Whoever computes on the host notes there that it does.
-    fs::set_permissions(host.dir().join("proc"), fs::Permissions::from_mode(0o777)).expect("it can be opened");
+    fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("its mode can be changed");
+    // Programs on the simulated host register there.
+    fs::set_permissions(host.dir().join("proc"), fs::Permissions::from_mode(0o777)).expect("its mode can be changed");
     host
 }
 
@@ -80,7 +80,7 @@ fn lease_gives_an_environment_and_its_capacity_is_free_after_its_last_client() {
     let seen = becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
     assert_eq!((seen.leases.len(), seen.granted_percent), (1, 25));
     assert_eq!(seen.clients[0].lease, Some(id.to_string()));
-    // Released, it keeps its capacity: the next user never meets the client.
+    // A released lease keeps its capacity until its client ends, so that the next user never meets the client.
     assert_eq!(release(&agent, id).state, LeaseState::Releasing);
     let waits = format!("process {} ", client.pid());
     agent.await_that("what it waits for", || {
@@ -96,7 +96,7 @@ fn lease_gives_an_environment_and_its_capacity_is_free_after_its_last_client() {
     client.end();
     let ended = lease_becomes(&agent, id, LeaseState::Ended);
     assert_eq!(ended.reason, Some(EndReason::Released));
-    assert_eq!(release(&agent, id).state, LeaseState::Ended, "releasing it once more is no error");
+    assert_eq!(release(&agent, id).state, LeaseState::Ended, "a second release is not an error");
     lease(&agent, "0", &json!({ "percentage": 80 })).expect("a lease");
 }
 
@@ -120,7 +120,7 @@ fn lease_exceeding_the_rule_is_refused_and_a_key_gets_one_lease() {
     };
     let (one, same) = (keyed(1.0), keyed(1.0));
     assert_eq!(one.json()["lease"], same.json()["lease"], "the same request, sent again");
-    assert_eq!(keyed(0.5).error().code, Code::Conflict, "another one under its key");
+    assert_eq!(keyed(0.5).error().code, Code::Conflict, "another request with the same key");
     let most = lease(&agent, "0", &json!({ "percentage": 0.1 })).unwrap_err();
     assert_eq!(most.code, Code::Blocked, "as many leases as clients: {most:?}");
     assert_eq!(daemon(&agent, "0").leases.len(), 3);
@@ -179,7 +179,7 @@ fn lease_ends_with_its_process_its_time_and_its_boot() {
     assert_eq!(lease_becomes(&agent, short, LeaseState::Ended).reason, Some(EndReason::Expired));
     let left = daemon(&agent, "0").leases;
     assert_eq!(left.iter().map(|lease| lease.id).collect::<Vec<_>>(), [lasting]);
-    // Over the agent's end, and not over the host's.
+    // Leases survive a restart of gpushd, but not a reboot of the host.
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(reaches(&agent, "0", MpsState::Ready).leases, left);
@@ -194,8 +194,9 @@ fn lease_ends_with_its_process_its_time_and_its_boot() {
     assert_eq!((ended.state, ended.reason), (LeaseState::Ended, Some(EndReason::Rebooted)));
 }
 
+/// A daemon serves one user at a time. Another user is refused until the last client of the first user has ended.
 #[test]
-fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own() {
+fn next_user_gets_a_new_directory_and_daemon() {
     if !geteuid().is_root() {
         println!("SKIPPED users of MPS daemons: only root can ask as another user");
         return;
@@ -214,20 +215,20 @@ fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own(
     assert!(first_line.starts_with("active"), "{first_line} {:?}", agent.get("/v1/mps/0/logs?lines=12").json());
     let seen = becomes(&agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
     assert_eq!((seen.uid, seen.clients[0].uid, seen.servers[0].uid), (Some(NOBODY), Some(NOBODY), Some(NOBODY)));
-    // Nothing keeps root out, whose client the daemon lets hang until the others have ended.
+    // Root always has access. The daemon makes root's client wait until the other clients have ended.
     let waits = Client::begin(&host, &theirs.environment, None);
-    let told = becomes(&agent, "0", "with one that waits", |daemon| !daemon.findings.is_empty());
+    let told = becomes(&agent, "0", "with a waiting client", |daemon| !daemon.findings.is_empty());
     let named = format!("(pid {}, root) waits: a daemon serves one user at a time", waits.pid());
     assert!(told.findings.iter().any(|finding| finding.contains(&named)), "{:?}", told.findings);
     agent.wait_for_log("a client waits, for its daemon serves another user");
     waits.end();
-    becomes(&agent, "0", "with nobody who waits", |daemon| daemon.findings.is_empty());
-    // Another one is told whose it is.
+    becomes(&agent, "0", "without a waiting client", |daemon| daemon.findings.is_empty());
+    // The error for another user names the holder.
     let refused = lease_for(&agent, OTHER, "0", &json!({})).unwrap_err();
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     let named = format!("lease {} of nobody", theirs.lease.id);
     assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
-    // Released, and its client still runs.
+    // The lease is released, and its client still runs.
     assert_eq!(release(&agent, theirs.lease.id).state, LeaseState::Releasing);
     assert!(!looks(NOBODY, &pipe(&theirs)), "not admitted any more");
     let refused = lease_for(&agent, OTHER, "0", &json!({})).unwrap_err();
@@ -246,19 +247,18 @@ fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own(
     assert_eq!(controls(&base(&host)), [second.pid.expect("a pid").cast_signed()]);
     let client = Client::begin(&host, &others.environment, Some(OTHER));
     assert!(client.says().starts_with("active"));
-    // What the first one kept of its environment leads nowhere.
+    // The environment of the first lease reaches no daemon any more.
     let late = Client::begin(&host, &theirs.environment, Some(NOBODY));
     assert_eq!(late.says(), "without MPS");
     late.end();
     client.end();
 }
 
+/// Two administrators restart the daemon while clients start. A restart is refused while a client is connected.
 #[test]
-fn two_administrators_who_restart_at_a_time_end_no_client() {
+fn concurrent_restarts_end_no_client() {
     if !geteuid().is_root() {
-        println!(
-            "SKIPPED clients of restarted MPS daemons: the door is shut to other users than its own, which only root can be"
-        );
+        println!("SKIPPED clients of restarted MPS daemons: only root can start programs of other users");
         return;
     }
     let host = public();
@@ -266,7 +266,7 @@ fn two_administrators_who_restart_at_a_time_end_no_client() {
     reaches(&agent, "0", MpsState::Ready);
     let theirs = lease_for(&agent, NOBODY, "0", &json!({ "percentage": 10 })).expect("a lease");
     let dir = pipe(&theirs);
-    let open = || agent.await_that("the door open", || is_open(Path::new(&dir)));
+    let open = || agent.await_that("access is open", || is_open(Path::new(&dir)));
     let (over, mut served, mut lost) = (AtomicBool::new(false), 0, Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -275,16 +275,16 @@ fn two_administrators_who_restart_at_a_time_end_no_client() {
                 for round in rounds {
                     let _refused_or_not = act(&agent, "0", "restart", &json!({}));
                     open();
-                    // Longer and shorter, for clients to come at any time.
+                    // The duration varies, so that clients connect at different moments.
                     (0..round % 12).for_each(|_| drop(daemon(&agent, "0")));
                 }
             });
         }
         for _ in 0..30 {
             open();
-            // Several: while one keeps an administrator out, the other one's deed is done.
+            // Several clients and requests: while a client blocks one administrator, the other one's restart may run.
             let come = [(); 3].map(|()| Client::begin(&host, &theirs.environment, Some(NOBODY)));
-            // Whoever comes while the daemon does not serve runs past it.
+            // A client that starts while the daemon does not serve runs without MPS.
             let mut inside: Vec<Client> = come.into_iter().filter(|one| one.says().starts_with("active")).collect();
             served += inside.len();
             if !inside.is_empty() {
@@ -300,8 +300,9 @@ fn two_administrators_who_restart_at_a_time_end_no_client() {
     assert!(served > 0 && lost.is_empty(), "{lost:?} of {served}");
 }
 
+/// The pipe directory is deleted while no gpushd runs. The lease keeps its user.
 #[test]
-fn the_user_of_a_directory_that_was_deleted_is_not_forgotten_with_it() {
+fn user_of_a_deleted_directory_is_remembered() {
     if !geteuid().is_root() {
         println!("SKIPPED users of MPS daemons: only root can ask as another user");
         return;
@@ -310,20 +311,20 @@ fn the_user_of_a_directory_that_was_deleted_is_not_forgotten_with_it() {
     let agent = Agent::start_public(&host, CONFIG);
     let first = reaches(&agent, "0", MpsState::Ready);
     let theirs = lease_for(&agent, NOBODY, "0", &json!({ "percentage": 10 })).expect("a lease");
-    // What is left of the daemon may have clients.
+    // Without these driver calls, gpushd cannot tell whether the leftovers have clients.
     for function in ["Compute", "Graphics", "MPSCompute"] {
         host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
     }
     agent.kill();
-    fs::remove_dir_all(base(&host).join(&first.target)).expect("it can be deleted");
+    fs::remove_dir_all(base(&host).join(&first.target)).expect("the directory can be deleted");
     let agent = Agent::start_public(&host, CONFIG);
-    // The share stands while its daemon can't be started yet.
-    becomes(&agent, "0", "waiting for what is left", |daemon| {
+    // The lease stays active while its daemon cannot be started yet.
+    becomes(&agent, "0", "waiting for the leftovers", |daemon| {
         daemon.state == MpsState::BackingOff && daemon.leases.len() == 1
     });
     host.clear_faults();
     let second = becomes(&agent, "0", "ready", |daemon| daemon.state == MpsState::Ready && daemon.leases.len() == 1);
-    assert_eq!(second.uid, Some(NOBODY), "whose it is, before anybody else may have it");
+    assert_eq!(second.uid, Some(NOBODY), "the daemon belongs to the holder of the lease");
     release(&agent, theirs.lease.id);
     lease_becomes(&agent, theirs.lease.id, LeaseState::Ended);
     let others = lease_for(&agent, OTHER, "0", &json!({})).expect("a lease");
@@ -343,7 +344,7 @@ fn daemon_that_does_not_serve_admits_no_client_and_gets_no_lease() {
     assert!(gpush_tests::mps::signal(pid, nix::sys::signal::Signal::SIGKILL));
     reaches(&agent, "0", MpsState::Starting);
     assert!(!is_open(Path::new(&pipe)), "closed while it starts");
-    let refused = lease(&agent, "0", &json!({ "percentage": 10 })).expect_err("it starts");
+    let refused = lease(&agent, "0", &json!({ "percentage": 10 })).expect_err("the daemon is starting");
     assert!(refused.retryable && refused.message.contains("its MPS daemon is starting"), "{refused:?}");
     reaches(&agent, "0", MpsState::Ready);
     assert!(is_open(Path::new(&pipe)), "the holder is admitted again");
@@ -380,7 +381,7 @@ fn client_that_outlives_run_keeps_the_capacity_until_it_ends() {
     let seen = becomes(&agent, "0", "with the client", |daemon| daemon.clients.len() == 1);
     let (id, client) = (seen.leases[0].id, seen.clients[0].pid.expect("a pid"));
     drop(run.stdin.take());
-    run.wait().expect("it ends");
+    run.wait().expect("gpushctl ends");
     lease_becomes(&agent, id, LeaseState::Releasing);
     let refused = lease(&agent, "0", &json!({ "percentage": 100 })).expect_err("the client runs");
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");

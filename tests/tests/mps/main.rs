@@ -1,5 +1,5 @@
-//! MPS through the real gpushd and gpushctl. The control daemon is the stand-in, or NVIDIA's own where it is
-//! installed; the servers and clients are stand-ins.
+//! MPS through the real gpushd and gpushctl. The control daemon is simulated, or NVIDIA's own if it is installed. The
+//! servers and clients are simulated.
 
 mod access;
 mod adopt;

@@ -1,5 +1,5 @@
-//! GPUs moved between modes through the real programs: each move is one operation, which ends and starts
-//! MPS daemons; a reload alone does neither, and whoever has a part of the GPU is in the way.
+//! Mode changes of GPUs through the real programs. Each change is one operation, which ends and starts MPS
+//! daemons. A reload does neither, and a lease on the GPU blocks the operation.
 
 use std::fs;
 
@@ -32,10 +32,10 @@ fn apply(agent: &Agent) -> Operation {
 }
 
 fn refused(agent: &Agent) -> ApiError {
-    agent.begin_with(&wanted()).expect_err("it is refused")
+    agent.begin_with(&wanted()).expect_err("the request is refused")
 }
 
-/// Waits until no operation goes on, those of an agent before included.
+/// Waits until all operations have ended, including those of an earlier gpushd.
 fn all_ended(agent: &Agent) {
     let all = agent.get("/v1/operations?limit=50").json();
     for one in all.as_array().expect("operations") {
@@ -43,7 +43,7 @@ fn all_ended(agent: &Agent) {
     }
 }
 
-/// Asks for what the rule wants; the operation's id, when gpushd lives to tell it.
+/// Requests the desired state. Returns the operation's id, or `None` if gpushd ends before it answers.
 fn asked(agent: &Agent) -> Option<String> {
     let body = wanted().to_string();
     let length = body.len();
@@ -53,7 +53,7 @@ fn asked(agent: &Agent) -> Option<String> {
     operation["id"].as_str().map(str::to_owned)
 }
 
-/// Starts an agent whose GPU 0 is shared, and waits until it is.
+/// Starts gpushd with GPU 0 shared through MPS, and waits until its daemon is ready.
 fn shared(host: &Host) -> Agent {
     let agent = Agent::start(host, &rule("mode = \"mps\""));
     mps::reaches(&agent, "0", MpsState::Ready);
@@ -62,7 +62,7 @@ fn shared(host: &Host) -> Agent {
 }
 
 #[test]
-fn each_move_is_one_operation_and_leaves_what_the_mode_means() {
+fn mode_change_is_one_operation_and_reaches_the_new_mode() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
@@ -96,8 +96,9 @@ fn each_move_is_one_operation_and_leaves_what_the_mode_means() {
     }
 }
 
+/// A reload changes nothing by itself. The operation is refused until the lease is released and its client has ended.
 #[test]
-fn a_reload_alone_ends_nobody_and_who_has_a_part_is_in_the_way_until_it_is_given_back() {
+fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     let pid = mps::daemon(&agent, "0").pid;
@@ -111,7 +112,7 @@ fn a_reload_alone_ends_nobody_and_who_has_a_part_is_in_the_way_until_it_is_given
     assert!(error.causes.iter().any(|cause| cause.contains(&format!("lease {} of", share.lease.id))), "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("gpushctl lease revoke")), "{error:?}");
     assert_eq!((mps::daemon(&agent, "0").pid, client.lives()), (pid, true));
-    // One that waits begins when the last has gone.
+    // A waiting operation begins after the last client and the last lease have ended.
     let mut waiting = wanted();
     waiting["wait_s"] = json!(600);
     let operation = agent.begin_with(&waiting).unwrap();
@@ -121,20 +122,21 @@ fn a_reload_alone_ends_nobody_and_who_has_a_part_is_in_the_way_until_it_is_given
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:#?}\n{}", agent.log());
     assert_eq!((truth(&host, 0).len(), mps::controls(&mps::base(&host)).len()), (2, 0));
-    agent.await_that("nothing is shared any more", || agent.get("/v1/mps").json() == json!([]));
+    agent.await_that("no GPU is shared", || agent.get("/v1/mps").json() == json!([]));
 }
 
+/// The second operation is refused while the first runs, or waits for it with `wait_s`.
 #[test]
-fn two_modes_that_are_wanted_at_once_come_one_after_the_other() {
+fn conflicting_mode_changes_run_one_after_the_other() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule(MIG));
-    agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
+    agent.until("the layout is applied", || (truth(&host, 0).len() == 2).then_some(()));
     let _begun = agent.settle();
     mps::fault(&host, "slow-start --ms 600000 --times 1");
     agent.reload(rule("mode = \"mps\""));
     let first = agent.begin_with(&wanted()).unwrap();
-    agent.await_that("its daemon is on its way", || mps::controls(&mps::base(&host)).len() == 1);
-    // Another administrator wants the GPU cut again.
+    agent.await_that("its daemon has been started", || mps::controls(&mps::base(&host)).len() == 1);
+    // Another administrator changes the rule back to MIG.
     agent.reload(rule(MIG));
     let error = refused(&agent);
     assert!(format!("{error:?}").contains(&first.id), "{error:?}");
@@ -143,7 +145,7 @@ fn two_modes_that_are_wanted_at_once_come_one_after_the_other() {
     waiting["wait_s"] = json!(600);
     let second = agent.begin_with(&waiting).unwrap();
     mps::clear_faults(&host);
-    // Whether the first came to its end, or was taken back since its rule had changed, is all the same.
+    // The first operation may succeed, or may be rolled back because its rule has changed.
     assert!(agent.follow(first).state.is_final());
     let second = agent.follow(second);
     assert_eq!(second.state, OperationState::Done, "{second:#?}\n{}", agent.log());
@@ -153,26 +155,27 @@ fn two_modes_that_are_wanted_at_once_come_one_after_the_other() {
 }
 
 #[test]
-fn a_daemon_that_does_not_come_up_has_the_operation_taken_back() {
+fn failed_daemon_start_rolls_the_operation_back() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule(MIG));
-    agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
+    agent.until("the layout is applied", || (truth(&host, 0).len() == 2).then_some(()));
     let _begun = agent.settle();
     let before = truth(&host, 0);
     agent.reload(rule("mode = \"mps\""));
-    // It ends as soon as it is started.
+    // The start of the daemon fails.
     let control = host.dir().join("bin/nvidia-cuda-mps-control");
     std::fs::remove_file(&control).unwrap();
     let operation = agent.follow(agent.begin_with(&wanted()).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}\n{}", agent.log());
-    let error = operation.error.expect("why");
+    let error = operation.error.expect("the operation has an error");
     assert!(error.message.contains("does not come up"), "{error:?}");
     assert_eq!(truth(&host, 0), before);
     assert_eq!((mps::controls(&mps::base(&host)).len(), agent.gpu(0).compute_mode), (0, Some(ComputeMode::Default)));
 }
 
+/// Daemon and client of the device that remains are not affected.
 #[test]
-fn a_mig_device_that_goes_takes_its_daemon_along_and_others_keep_theirs() {
+fn removed_mig_device_ends_only_its_own_daemon() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule("mode = \"mig\"\nlayout = [\"3g.40gb@0:mps\", \"3g.40gb@4:mps\"]"));
     let first = mps::reaches(&agent, "0:3g.40gb@0", MpsState::Ready);
@@ -187,16 +190,17 @@ fn a_mig_device_that_goes_takes_its_daemon_along_and_others_keep_theirs() {
     assert_eq!(operation.plans[0].phase(Phase::Before).collect::<Vec<_>>(), [&stop]);
     assert_eq!((mps::daemon(&agent, "0:3g.40gb@0").pid, client.lives()), (first.pid, true));
     assert_eq!(mps::controls(&mps::base(&host)), [first.pid.unwrap().cast_signed()], "{second:?}");
-    // And the one that somebody computes on is in the way.
+    // A device with a running program blocks the operation.
     agent.reload(rule("mode = \"mig\"\nlayout = \"none\""));
     let error = refused(&agent);
     assert_eq!(error.code, Code::Blocked, "{error:?}");
     assert!(client.lives());
 }
 
-/// Kills gpushd around each driver call that a move makes, there and back, and looks what the next makes of it.
+/// Kills gpushd before and after each driver call of a mode change, in both directions. Then checks the state that the
+/// next gpushd reaches.
 #[test]
-fn killed_in_the_middle_of_a_move_gpushd_goes_on_to_one_of_its_ends() {
+fn restarted_gpushd_completes_or_rolls_back_a_mode_change() {
     let mut deaths = 0;
     for (from, to) in [("mode = \"mps\"", MIG), (MIG, "mode = \"mps\"")] {
         for call in [
@@ -208,7 +212,7 @@ fn killed_in_the_middle_of_a_move_gpushd_goes_on_to_one_of_its_ends() {
             for moment in ["before", "after"] {
                 let host = Host::up(HOPPER);
                 let mut agent = Agent::start(&host, &rule(from));
-                agent.until("it is as its rule wants", || {
+                agent.until("the GPU has its desired state", || {
                     let gpu = agent.gpu(0);
                     (gpu.drift.is_empty() && !gpu.stale).then_some(())
                 });
@@ -216,7 +220,7 @@ fn killed_in_the_middle_of_a_move_gpushd_goes_on_to_one_of_its_ends() {
                 agent.reload(rule(to));
                 host.fault(&format!("{call} --gpu 0 --kill {moment} --parent --times 1"));
                 let begun = asked(&agent);
-                // Not every move makes every call.
+                // Not every mode change makes every call.
                 let survived = begun.and_then(|id| agent.outlives(&id)).is_some();
                 if survived {
                     agent.stop();
@@ -230,8 +234,8 @@ fn killed_in_the_middle_of_a_move_gpushd_goes_on_to_one_of_its_ends() {
                 let daemons = mps::controls(&mps::base(&host)).len();
                 let mig = truth(&host, 0) != ["MIG off"];
                 assert!(daemons <= 1, "{from} to {to}, killed {moment} {call}: {daemons} daemons");
-                assert!(!(mig && daemons == 1), "both at once: killed {moment} {call}\n{}", agent.log());
-                // Whatever it came to, asked for once more it is as wanted.
+                assert!(!(mig && daemons == 1), "MIG and MPS at once: killed {moment} {call}\n{}", agent.log());
+                // From every intermediate state, a new request reaches the desired state.
                 apply(&agent);
                 let daemons = mps::controls(&mps::base(&host)).len();
                 let mig = truth(&host, 0) != ["MIG off"];
@@ -246,7 +250,7 @@ fn killed_in_the_middle_of_a_move_gpushd_goes_on_to_one_of_its_ends() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_while_its_gpu_is_moved_is_no_trouble() {
+fn mode_change_succeeds_when_the_daemon_is_killed() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     agent.reload(rule(MIG));
@@ -256,8 +260,9 @@ fn a_daemon_that_is_killed_while_its_gpu_is_moved_is_no_trouble() {
     assert_eq!(mps::controls(&mps::base(&host)).len(), 0);
 }
 
+/// Without a rule, the GPU grants no new lease, and its daemon ends after the last client.
 #[test]
-fn a_gpu_that_no_rule_wants_any_more_is_drained_and_forgotten_and_comes_back_by_an_operation_alone() {
+fn gpu_without_a_rule_is_drained_and_returns_by_operation_only() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     let share = mps::lease(&agent, "0", &json!({ "percentage": 25 })).unwrap();
@@ -267,14 +272,14 @@ fn a_gpu_that_no_rule_wants_any_more_is_drained_and_forgotten_and_comes_back_by_
     mps::becomes(&agent, "0", "without new leases", |daemon| {
         daemon.findings.iter().any(|finding| finding.contains(told))
     });
-    mps::lease(&agent, "0", &json!({ "percentage": 1 })).expect_err("no new work");
+    mps::lease(&agent, "0", &json!({ "percentage": 1 })).expect_err("no new lease is granted");
     mps::release(&agent, share.lease.id);
-    assert!(client.lives() && client.said().is_empty(), "it may finish");
+    assert!(client.lives() && client.said().is_empty(), "the client may finish");
     client.end();
     mps::lease_becomes(&agent, share.lease.id, LeaseState::Ended);
-    agent.await_that("it is forgotten", || agent.get("/v1/mps").json() == json!([]));
-    agent.await_that("its mode is put back", || agent.gpu(0).compute_mode == Some(ComputeMode::Default));
-    // Wanted once more: by a reload it is told, by an operation it is done.
+    agent.await_that("the target is forgotten", || agent.get("/v1/mps").json() == json!([]));
+    agent.await_that("its compute mode is restored", || agent.gpu(0).compute_mode == Some(ComputeMode::Default));
+    // Under an MPS rule again: a reload only reports the difference, an operation applies it.
     agent.reload(rule("mode = \"mps\""));
     assert_eq!(agent.gpu(0).drift, ["it is not shared through MPS yet"]);
     assert_eq!(agent.get("/v1/mps").json(), json!([]));
@@ -282,21 +287,22 @@ fn a_gpu_that_no_rule_wants_any_more_is_drained_and_forgotten_and_comes_back_by_
     assert_eq!(mps::reaches(&agent, "0", MpsState::Ready).leases, []);
 }
 
+/// The current lease continues until its release. A daemon that was drained by request does not block the mode change.
 #[test]
-fn what_no_rule_wants_any_more_gives_no_shares_and_what_was_stopped_by_hand_is_moved_like_the_rest() {
+fn target_without_mps_rule_grants_no_lease_and_can_change_mode() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     let share = mps::lease(&agent, "0", &json!({ "percentage": 25 })).unwrap();
     agent.reload(rule("mode = \"timeslice\""));
-    let refused = mps::lease(&agent, "0", &json!({ "percentage": 1 })).expect_err("no new work");
+    let refused = mps::lease(&agent, "0", &json!({ "percentage": 1 })).expect_err("no new lease is granted");
     assert_eq!(refused.code, Code::Unsupported, "{refused:?}");
     assert!(refused.message.contains("timeslice"), "{refused:?}");
     let told = mps::daemon(&agent, "0");
     assert!(told.findings.iter().any(|finding| finding.contains("no lease is granted")), "{told:#?}");
-    // Whoever has one goes on, over a restart of gpushd too.
+    // The lease holder keeps the lease, also after a restart of gpushd.
     agent.kill();
     let agent = Agent::start(&host, &rule("mode = \"timeslice\""));
-    agent.await_that("it is seen", || agent.get("/v1/mps/0").status == 200);
+    agent.await_that("the target is listed", || agent.get("/v1/mps/0").status == 200);
     let client = Client::start(&host, &share.environment);
     assert!(client.first.starts_with("active"), "{}", client.first);
     client.end();
@@ -307,18 +313,18 @@ fn what_no_rule_wants_any_more_gives_no_shares_and_what_was_stopped_by_hand_is_m
     let refused = agent.post("/v1/mps/0/settings", &json!({ "percentage": 10 })).error();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     mps::release(&agent, share.lease.id);
-    // Drained by hand, it is no less to be moved; a request for all means it as well.
+    // A drained daemon does not change the desired state. A request for all GPUs includes this one.
     assert_eq!(mps::act(&agent, "0", "drain", &json!({})).status, 200);
     mps::reaches(&agent, "0", MpsState::Stopped);
     let operation = agent.follow(agent.begin_with(&json!({ "layout_source": "wanted" })).unwrap());
     assert_eq!(operation.state, OperationState::Done, "{operation:#?}\n{}", agent.log());
     let gpu = agent.gpu(0);
     assert_eq!((gpu.drift.as_slice(), gpu.compute_mode), ([].as_slice(), Some(ComputeMode::Default)), "{gpu:?}");
-    agent.await_that("nothing is shared any more", || agent.get("/v1/mps").json() == json!([]));
+    agent.await_that("no GPU is shared", || agent.get("/v1/mps").json() == json!([]));
 }
 
 #[test]
-fn a_layout_is_done_when_the_daemons_of_its_devices_serve() {
+fn layout_operation_ends_after_all_its_daemons_are_ready() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule("mode = \"mig\"\nlayout = [\"3g.40gb*2:mps\"]"));
     agent.until("daemons", || (agent.get("/v1/mps").json().as_array()?.len() == 2).then_some(()));
@@ -329,13 +335,14 @@ fn a_layout_is_done_when_the_daemons_of_its_devices_serve() {
     }
 }
 
+/// An operation on two GPUs is rolled back on both if one daemon cannot start.
 #[test]
-fn a_daemon_that_came_up_is_taken_back_with_the_operation_of_which_another_did_not() {
+fn started_daemon_is_rolled_back_when_another_fails_to_start() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\n");
     let config = |mode: &str| format!("[mps]\nstart_s = 60\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"{mode}\"\n");
     let agent = Agent::start(&host, &config("exclusive"));
     agent.settle_reads();
-    // In the way of the second one's directory.
+    // A file at the path of the second daemon's directory makes its start fail.
     let second = agent.gpu(1).uuid;
     let short = gpush_core::sharing::short_name(&second, &std::collections::BTreeSet::new());
     fs::create_dir_all(mps::base(&host)).expect("a directory");
@@ -344,13 +351,13 @@ fn a_daemon_that_came_up_is_taken_back_with_the_operation_of_which_another_did_n
     let operation =
         agent.follow(agent.begin_with(&json!({ "selectors": ["0-1"], "layout_source": "wanted" })).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}");
-    assert!(operation.error.is_some_and(|error| error.message.contains("GPU 1")), "it says which");
-    agent.await_that("nothing is shared", || agent.get("/v1/mps").json() == json!([]));
+    assert!(operation.error.is_some_and(|error| error.message.contains("GPU 1")), "the error names the GPU");
+    agent.await_that("no GPU is shared", || agent.get("/v1/mps").json() == json!([]));
     assert_eq!(mps::controls(&mps::base(&host)), [0; 0]);
-    agent.await_that("both as before", || {
+    agent.await_that("both compute modes are restored", || {
         (0..2).all(|index| agent.gpu(index).compute_mode == Some(ComputeMode::Default))
     });
-    fs::remove_file(mps::base(&host).join(&short)).expect("it goes");
+    fs::remove_file(mps::base(&host).join(&short)).expect("the file can be removed");
     let operation =
         agent.follow(agent.begin_with(&json!({ "selectors": ["0-1"], "layout_source": "wanted" })).unwrap());
     assert_eq!(operation.state, OperationState::Done, "{operation:#?}");

@@ -1,4 +1,4 @@
-//! Clients of several users on one server of root: `users = "many"`, where the control program supports it.
+//! Clients of several users on one server that runs as root: `users = "many"`, if the control program supports it.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -79,7 +79,7 @@ fn rule_with_several_users_serves_one_before_driver_555() {
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
 }
 
-/// A daemon in use keeps its option. The change is reported, and made once the daemon is idle.
+/// A daemon in use keeps its setting. gpushd reports the change, and applies it once the daemon is idle.
 #[test]
 fn change_of_users_waits_until_the_daemon_is_idle() {
     if skipped() {
@@ -101,6 +101,9 @@ fn change_of_users_waits_until_the_daemon_is_idle() {
     assert_ne!(pid_of(&next), pid_of(&first));
     // No user of the old directory can reach the new daemon.
     assert_ne!(daemon(&agent, "0").pipe_directory, first.pipe_directory);
-    let mode = fs::metadata(next.pipe_directory.expect("a directory")).expect("it is there").permissions().mode();
+    let mode = fs::metadata(next.pipe_directory.expect("a directory"))
+        .expect("the pipe directory exists")
+        .permissions()
+        .mode();
     assert_eq!(mode & 0o007, 0);
 }

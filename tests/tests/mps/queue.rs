@@ -40,21 +40,21 @@ fn waiting_operation_is_not_overtaken_by_new_leases() {
     let held = lease(&agent, &large, &json!({ "percentage": 10 })).expect("a lease").lease.id;
     // It keeps the smaller device.
     let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
-    let waiting = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
+    let waiting = agent.follow_until(agent.begin_with(&body).expect("the operation is queued"), is_waiting);
 
     let refused = lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     let says = format!("operation {} is ahead in the queue", waiting.id);
     assert!(refused.causes.iter().any(|cause| cause.contains(&says)), "{refused:?}");
-    // What it leaves alone is granted.
+    // A lease on the device that the operation keeps is granted.
     let other = lease(&agent, &small, &json!({ "percentage": 10 })).expect("a lease on the other device").lease.id;
 
-    // The next agent keeps the order.
+    // The next gpushd keeps the order.
     agent.kill();
     agent = Agent::start(&host, CONFIG);
     reaches(&agent, &large, MpsState::Ready);
     let waiting = agent.follow_until(agent.operation(&waiting.id), is_waiting);
-    // At first it has the daemon's settings to read back, and refuses for that.
+    // At first gpushd still reads the daemon's settings, and refuses the request for that reason.
     agent.await_that("a refusal that names the operation", || {
         let refused = lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
         refused.causes.iter().any(|cause| cause.contains(&says))
@@ -67,8 +67,8 @@ fn waiting_operation_is_not_overtaken_by_new_leases() {
     release(&agent, other);
 }
 
-/// The operation is blocked by a process, which the driver shows, and not only by a share. Once it is cancelled it
-/// reserves nothing.
+/// A process that the driver lists blocks the operation, in addition to the lease. A cancelled operation reserves
+/// nothing.
 #[test]
 fn cancelled_operation_lets_leases_be_granted_again() {
     let host = Host::up(HOST);
@@ -78,10 +78,10 @@ fn cancelled_operation_lets_leases_be_granted_again() {
     let _client = Client::start(&host, &taken.environment);
     agent.settle_reads();
     let body = json!({"selectors": ["0"], "layout_source": {"entries": ["1g.10gb@4"]}, "wait_s": 600});
-    let waiting = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
+    let waiting = agent.follow_until(agent.begin_with(&body).expect("the operation is queued"), is_waiting);
     lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
     let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
-    let second = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
+    let second = agent.follow_until(agent.begin_with(&body).expect("the operation is queued"), is_waiting);
     assert!(second.waits_for[0].contains(&format!("operation {} came first", waiting.id)), "{:?}", second.waits_for);
     assert_eq!(agent.cancel(&second.id).status, 202);
     assert_eq!(agent.follow(agent.operation(&second.id)).state, OperationState::RolledBack);

@@ -45,7 +45,7 @@ fn start() -> Option<(Host, Agent)> {
     }
     let host = Host::up(HOST);
     for (dir, mode) in [(host.dir().parent().expect("a directory"), 0o755), (&host.dir().join("proc"), 0o777)] {
-        fs::set_permissions(dir, fs::Permissions::from_mode(mode)).expect("it can be opened");
+        fs::set_permissions(dir, fs::Permissions::from_mode(mode)).expect("its mode can be changed");
     }
     let agent = Agent::start_public(&host, CONFIG);
     reaches(&agent, "0", MpsState::Ready);
@@ -53,7 +53,7 @@ fn start() -> Option<(Host, Agent)> {
     Some((host, agent))
 }
 
-/// The body of the answer to a request of a user.
+/// Sends a request as a user. Returns the body of the response.
 fn ask(agent: &Agent, uid: u32, method: &str, path: &str, body: &str) -> String {
     let mut curl = Command::new("curl");
     curl.args(["-sS", "--max-time", "20", "--request", method, "--header", "content-type: application/json"]);
@@ -70,7 +70,7 @@ fn json(agent: &Agent, uid: u32, path: &str) -> Value {
     serde_json::from_str(&ask(agent, uid, "GET", path, "")).expect("JSON")
 }
 
-/// Whether a number stands in a JSON value, as a number or as a word of a text.
+/// Returns whether a JSON value contains a number, as a number or as a word of a string.
 fn names(value: &Value, number: u32) -> bool {
     let word = number.to_string();
     match value {
@@ -129,11 +129,11 @@ fn other_users_process_and_server_are_hidden_on_each_route() {
     assert!(told.contains("\"denied\""), "{told}");
     assert_eq!(json(&agent, OWNER, &format!("/v1/leases/{id}"))["state"], "active");
     client.end();
-    holder.kill().and_then(|()| holder.wait()).expect("it ends");
+    holder.kill().and_then(|()| holder.wait()).expect("the process ends");
 }
 
 #[test]
-fn share_with_another_users_process_is_refused_like_one_with_no_process() {
+fn binding_to_another_users_process_is_refused_like_no_process() {
     let Some((_host, agent)) = start() else { return };
     let mut holder = Command::new("sleep").arg("600").uid(OWNER).gid(OWNER).spawn().expect("a process");
     let refused = |pid: u32| {
@@ -143,9 +143,9 @@ fn share_with_another_users_process_is_refused_like_one_with_no_process() {
         assert_eq!(error.code, Code::BadRequest, "{told}");
         told.replace(&pid.to_string(), "PID")
     };
-    // Above the kernel's largest pid.
+    // The second pid is above the kernel's largest pid.
     assert_eq!(refused(holder.id()), refused(4_200_000));
-    holder.kill().and_then(|()| holder.wait()).expect("it ends");
+    holder.kill().and_then(|()| holder.wait()).expect("the process ends");
 }
 
 /// The trail shows who tried to administer the host. Many attempts leave few records.

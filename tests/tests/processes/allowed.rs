@@ -1,4 +1,4 @@
-//! Those that the config allows: now, and when it does only later.
+//! Processes that the config allows, now or after a change.
 
 use std::{fs, os::unix::fs::PermissionsExt, process::Command};
 
@@ -12,7 +12,7 @@ fn processes(grace: u32, allow: &str) -> String {
     format!("[processes]\nstray = \"end\"\ngrace_s = {grace}\nallow = [{allow}]\n")
 }
 
-/// Has the agent read this config.
+/// Writes a config and waits until gpushd has read it.
 fn reload(agent: &Agent, processes: &str) {
     let mut listener = agent.listen("?kinds=config", None);
     agent.write_config(format!("{processes}\n{FAST}{RULE}"));
@@ -20,23 +20,27 @@ fn reload(agent: &Agent, processes: &str) {
     listener.next_of(EventKind::Config);
 }
 
+/// A reload adds the user to `allow`, and the next reload removes it.
 #[test]
-fn who_is_allowed_after_it_was_asked_is_not_killed_and_who_is_not_any_more_is_asked() {
+fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
     let Some((host, agent)) = start("strays that are allowed later", &processes(3600, "")) else { return };
     let mut listener = agent.listen("?kinds=stray", None);
     let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
     told(&mut listener, deaf.pid(), StrayStep::Asked);
     reload(&agent, &processes(0, "{ uid = 65534 }"));
-    agent.until("it is none", || listed(&agent, deaf.pid()).filter(|one| one.allowed && one.stray.is_none()));
+    agent.until("the process is no longer a stray", || {
+        listed(&agent, deaf.pid()).filter(|one| one.allowed && one.stray.is_none())
+    });
     witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(deaf.lives());
     reload(&agent, &processes(0, ""));
     told(&mut listener, deaf.pid(), StrayStep::Killed);
-    agent.until("it is killed", || (!deaf.lives()).then_some(()));
+    agent.until("the process is killed", || (!deaf.lives()).then_some(()));
 }
 
+/// gpushd compares files. A process from before an upgrade runs the old file, and may be allowed.
 #[test]
-fn a_program_is_allowed_by_its_file_and_one_that_can_not_be_compared_is_left() {
+fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     let dir = tempfile::Builder::new().prefix("gpush-allowed-").tempdir().expect("a directory");
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("an open directory");
     let (kept, replaced) = (dir.path().join("kept"), dir.path().join("replaced"));
@@ -49,15 +53,17 @@ fn a_program_is_allowed_by_its_file_and_one_that_can_not_be_compared_is_left() {
     let Some((host, agent)) = start("programs that are allowed", &config) else { return };
     let job = |file| Job::start(Command::new(file).arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");
     let (mut same, mut before) = (job(&kept), job(&replaced));
-    // An upgrade: another file of that name.
+    // An upgrade replaces the program by another file with the same name.
     let new = dir.path().join("new");
     fs::copy("/bin/sleep", &new).and_then(|_| fs::rename(&new, &replaced)).expect("an upgrade");
-    agent.until("it is none", || listed(&agent, same.pid()).filter(|one| one.allowed && one.stray.is_none()));
+    agent.until("the process is not a stray", || {
+        listed(&agent, same.pid()).filter(|one| one.allowed && one.stray.is_none())
+    });
     let why = done(&agent, before.pid());
     assert!(why.starts_with("left: it may be allowed: it began before"), "{why}");
     witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(same.lives() && before.lives());
-    // What gpushd can't see is said; what only is not there is not.
+    // Health reports a path that gpushd cannot see, but not a path that does not exist.
     let health: Health = serde_json::from_value(agent.get("/v1/health").json()).expect("health");
     let told: Vec<&str> = health.errors.iter().map(|cause| cause.message.as_str()).collect();
     assert_eq!(told, [format!("processes.allow names {hidden}, which gpushd can't see")]);

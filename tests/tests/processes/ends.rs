@@ -1,4 +1,4 @@
-//! What is done about strays, and who is told.
+//! Actions on unleased processes, and reports of these actions.
 
 use gpush_api::{AuditRecord, GpuProcesses, MpsState, ProcessKind, StrayStep};
 use gpush_tests::{host::program, mps::reaches};
@@ -6,7 +6,7 @@ use gpush_tests::{host::program, mps::reaches};
 use super::{END, FAST, Job, NOBODY, RULE, done, listed, start, start_on, stray_and_guest, told, witness};
 
 #[test]
-fn whoever_names_no_share_is_a_stray_and_only_shown_unless_the_config_says_more() {
+fn process_without_a_lease_is_shown_as_stray_by_default() {
     let Some((host, agent)) = start("strays of another user", "") else { return };
     let (mut stray, mut guest) = stray_and_guest(&host, &agent);
     let seen = agent
@@ -15,7 +15,7 @@ fn whoever_names_no_share_is_a_stray_and_only_shown_unless_the_config_says_more(
     assert_eq!((seen.process.kind, seen.process.uid, seen.stray_action), (ProcessKind::MpsClient, Some(NOBODY), None));
     let seen = listed(&agent, guest.pid().cast_unsigned()).expect("the guest is seen");
     assert!(seen.stray.is_none() && seen.lease.is_some_and(|lease| lease.starts_with('L')));
-    // Its servers belong there, whoever they run as.
+    // MPS servers are not strays, regardless of their user.
     let all: GpuProcesses = serde_json::from_value(agent.get("/v1/processes").json()).unwrap();
     assert_eq!(all.processes.iter().filter(|one| one.stray.is_some()).count(), 1, "{all:#?}");
     let mut command = host.command(program("gpushctl"));
@@ -26,12 +26,12 @@ fn whoever_names_no_share_is_a_stray_and_only_shown_unless_the_config_says_more(
 }
 
 #[test]
-fn one_is_warned_of_once_and_left() {
+fn stray_is_warned_about_once_and_not_ended() {
     let Some((host, agent)) = start("strays that are warned of", "[processes]\nstray = \"warn\"\n") else { return };
     let sleep = || Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
     let mut draws = sleep().on(&host, "--gpu 0 --kind graphics");
     assert_eq!(done(&agent, draws.pid()), "the log warns of it");
-    // The next one is warned of in a later round, and this one not again.
+    // A later round warns about the next process, and not about this one again.
     let other = sleep().on(&host, "--gpu 0 --kind compute");
     assert_eq!(done(&agent, other.pid()), "the log warns of it");
     let log = agent.wait_for_log(&format!("stray process {} ", other.pid()));
@@ -41,13 +41,14 @@ fn one_is_warned_of_once_and_left() {
     assert_eq!((warned.next(), draws.lives()), (None, true));
 }
 
+/// Processes of root, and of users with a lease, are reported and not ended.
 #[test]
-fn a_stray_of_a_user_without_share_is_ended_and_what_share_holders_do_is_left() {
+fn stray_is_ended_only_when_its_user_has_no_lease() {
     let Some((host, agent)) = start("strays that are ended", END) else { return };
     let (mut theirs, mut guest) = stray_and_guest(&host, &agent);
-    // Past MPS, and root's: told, and left.
+    // A process of root that computes without MPS is reported, and not ended.
     let root = host.process("--gpu 0 --kind compute");
-    let left = agent.until("what is done about root's is told", || listed(&agent, root)?.stray_action);
+    let left = agent.until("the action on root's process is reported", || listed(&agent, root)?.stray_action);
     assert_eq!(left, "left: root's processes are never ended");
     assert_eq!(done(&agent, theirs.pid().cast_unsigned()), "left: its user holds a lease");
     let mut renewed = Job::start(std::process::Command::new("/bin/sleep").arg("1000").env("GPUSH_LEASE", "s1"), NOBODY);
@@ -59,8 +60,9 @@ fn a_stray_of_a_user_without_share_is_ended_and_what_share_holders_do_is_left() 
     assert!(std::path::Path::new(&format!("/proc/{root}")).exists());
 }
 
+/// The daemon still runs, but the rule no longer has mode `mps`.
 #[test]
-fn on_a_gpu_that_is_to_be_shared_otherwise_nobody_is_one() {
+fn gpu_with_another_desired_mode_has_no_strays() {
     for mode in ["exclusive", "timeslice"] {
         let keep = "mps = { compute_mode = \"keep\" }\n";
         let config = format!("{END}{FAST}{RULE}{keep}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n");
@@ -76,12 +78,12 @@ fn on_a_gpu_that_is_to_be_shared_otherwise_nobody_is_one() {
         job = job.on(&host, "--gpu 0 --kind compute");
         witness(&host, &agent, "--gpu 1 --kind compute");
         assert!(job.lives(), "{mode}");
-        assert_eq!(listed(&agent, job.pid()).expect("it is listed").stray, None, "{mode}");
+        assert_eq!(listed(&agent, job.pid()).expect("the process is listed").stray, None, "{mode}");
     }
 }
 
 #[test]
-fn one_that_ignores_the_question_is_killed_and_everybody_is_told_who_it_was() {
+fn stray_that_ignores_sigterm_is_killed_and_reported() {
     let Some((host, agent)) = start("strays that do not end", END) else { return };
     let mut listener = agent.listen("?kinds=stray", None);
     let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
@@ -89,7 +91,7 @@ fn one_that_ignores_the_question_is_killed_and_everybody_is_told_who_it_was() {
     assert_eq!((asked.gpu, asked.uid, asked.why.as_str()), (0, Some(NOBODY), "it computes past MPS"));
     assert!(asked.command.is_some_and(|command| command.contains("trap")));
     told(&mut listener, deaf.pid(), StrayStep::Killed);
-    agent.until("it is killed", || (!deaf.lives()).then_some(()));
+    agent.until("the process is killed", || (!deaf.lives()).then_some(()));
     let trail: Vec<AuditRecord> = serde_json::from_value(agent.get("/v1/audit?object=0").json()).expect("a trail");
     let trail: Vec<_> = trail.into_iter().filter(|record| record.action == "process.end").collect();
     assert_eq!(trail.iter().map(|record| record.result.as_str()).collect::<Vec<_>>(), ["asked to end", "killed"]);
@@ -102,7 +104,7 @@ fn one_that_ignores_the_question_is_killed_and_everybody_is_told_who_it_was() {
 }
 
 #[test]
-fn the_time_that_is_told_is_the_one_that_is_kept() {
+fn stray_is_killed_after_the_reported_grace_period() {
     let config = "[processes]\nstray = \"end\"\ngrace_s = 2\n";
     let Some((host, agent)) = start("the grace of strays", config) else { return };
     let mut listener = agent.listen("?kinds=stray", None);
@@ -110,7 +112,7 @@ fn the_time_that_is_told_is_the_one_that_is_kept() {
     told(&mut listener, deaf.pid(), StrayStep::Asked);
     let first = done(&agent, deaf.pid());
     let left = first.strip_prefix("asked to end (SIGTERM), killed in ").expect(&first);
-    // How late this asks hangs on the machine; that it is not 0 is what the second that was begun is for.
+    // The time left depends on the speed of the machine. It is rounded up, so it is never 0.
     assert!(["2 s", "1 s"].contains(&left), "{first}");
     told(&mut listener, deaf.pid(), StrayStep::Killed);
 }

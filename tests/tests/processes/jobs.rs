@@ -1,4 +1,4 @@
-//! Jobs of people who have a share: however they are started, and whatever they do to their environment.
+//! Jobs of users with a lease, started in different ways and with changed environments.
 
 use std::{
     io::Write,
@@ -10,13 +10,13 @@ use super::{END, Job, NOBODY, done, lease_of, lease_shown, start, witness};
 const PLACE: &str = "--gpu 0 --kind mps";
 
 #[test]
-fn a_job_whose_environment_tells_nothing_is_shown_and_left() {
+fn job_with_an_empty_environment_is_shown_and_not_ended() {
     let Some((host, agent)) = start("a job without environment", END) else { return };
     let _share = lease_of(NOBODY, &agent);
-    // None at all: as of one that has written over it, or is being executed.
+    // An empty environment: the process has overwritten it, or is in execve.
     let mut job = Job::start(Command::new("/bin/sleep").arg("1000").env_clear(), NOBODY).on(&host, PLACE);
     assert_eq!(done(&agent, job.pid()), "left: its user holds a lease");
-    // As setproctitle does it.
+    // Overwrite the environment as setproctitle does.
     let clobber = "f=open('/proc/self/stat').read().rsplit(')',1)[1].split()\n\
                    import ctypes,time\n\
                    ctypes.memset(int(f[47]),0,int(f[48])-int(f[47]))\n\
@@ -27,7 +27,7 @@ fn a_job_whose_environment_tells_nothing_is_shown_and_left() {
         let mut titled = Job::start(&mut command, NOBODY);
         let mut line = String::new();
         let out = titled.0.stdout.take().expect("piped");
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("it says when");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("the job prints a line");
         titled = titled.on(&host, PLACE);
         assert_eq!(done(&agent, titled.pid()), "left: its user holds a lease");
         assert!(titled.lives());
@@ -37,10 +37,10 @@ fn a_job_whose_environment_tells_nothing_is_shown_and_left() {
 }
 
 #[test]
-fn a_share_counts_wherever_it_stands_and_is_remembered() {
+fn lease_is_found_anywhere_in_the_environment_and_remembered() {
     let Some((host, agent)) = start("jobs that hide their share", END) else { return };
     let share = lease_of(NOBODY, &agent).lease.id.to_string();
-    // Behind more than most have.
+    // The variable comes after 300 KiB of other variables.
     let mut command = Command::new("/bin/sleep");
     command.arg("1000").env("GPUSH_LEASE", &share);
     for name in ["A1", "A2", "A3"] {
@@ -49,19 +49,19 @@ fn a_share_counts_wherever_it_stands_and_is_remembered() {
     let mut long = Job::start(&mut command, NOBODY).on(&host, PLACE);
     assert_eq!(lease_shown(&agent, long.pid()).as_deref(), Some(share.as_str()));
 
-    // Seen with it, and then another program of the same process, which names none.
+    // A process is seen with the lease, and then executes a program without the variable.
     let script = "read line; exec /usr/bin/env -i A=b /bin/sleep 1000";
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).env("GPUSH_LEASE", &share);
     let mut changed = Job::start(&mut command, NOBODY).on(&host, PLACE);
     assert_eq!(lease_shown(&agent, changed.pid()).as_deref(), Some(share.as_str()));
-    changed.0.stdin.take().expect("piped").write_all(b"go\n").expect("it reads");
-    agent.until("it is another program", || {
+    changed.0.stdin.take().expect("piped").write_all(b"go\n").expect("the job reads its input");
+    agent.until("the process runs the other program", || {
         std::fs::read(format!("/proc/{}/environ", changed.pid())).is_ok_and(|now| now == b"A=b\0").then_some(())
     });
     assert_eq!(lease_shown(&agent, changed.pid()).as_deref(), Some(share.as_str()));
 
-    // Started by one that has it.
+    // The parent process has the variable.
     let script = "/usr/bin/env -i A=b /bin/sleep 1000 & echo $!; wait";
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).stdout(Stdio::piped()).env("GPUSH_LEASE", &share);
@@ -70,7 +70,7 @@ fn a_share_counts_wherever_it_stands_and_is_remembered() {
     let out = parent.0.stdout.take().expect("piped");
     std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a pid");
     let child: u32 = line.trim().parse().expect("a pid");
-    agent.until("it is the program", || {
+    agent.until("the child runs the program", || {
         std::fs::read(format!("/proc/{child}/environ")).is_ok_and(|now| now == b"A=b\0").then_some(())
     });
     host.sim("process", &["add", "--gpu", "0", "--kind", "mps", "--pid", &child.to_string()]);

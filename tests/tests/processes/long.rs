@@ -10,15 +10,15 @@ use gpush_api::StrayStep;
 
 use super::{END, Job, OTHER, listed, start, told};
 
-/// Most memory that gpushd has had, KiB.
+/// Returns the peak memory of gpushd, in KiB.
 fn peak_memory(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("gpushd's status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its peak memory");
     line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
-/// A command line of 32 MiB took gpushd to 1.4 GB at each look, and uid and command of every process were unknown, so
-/// that no process without a lease was ended.
+/// With a command line of 32 MiB, gpushd used 1.4 GB for each check. The uid and command of every process were unknown,
+/// so gpushd ended no process without a lease.
 #[test]
 fn process_with_an_endless_command_line_is_ended_and_costs_no_memory() {
     let Some((host, agent)) = start("endless command lines", END) else { return };

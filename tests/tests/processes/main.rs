@@ -1,16 +1,15 @@
-//! Processes on a shared GPU that belong to nobody who was given a share: shown, warned of, ended; and who
-//! never is.
+//! Unleased processes ("strays") on a shared GPU: shown, warned about, ended. And processes that gpushd never ends.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `ends` | what is done about strays, and who is told |
-//! | `servers` | MPS servers are none |
-//! | `unseen` | GPUs that are not seen as they are, and a database that was lost |
+//! | `ends` | actions on unleased processes, and reports of these actions |
+//! | `servers` | MPS servers, which are not unleased processes |
+//! | `unseen` | unreadable GPUs, and a lost database |
 //! | `long` | processes with command lines of any length |
-//! | `jobs` | jobs of people who have a share, however they are started |
-//! | `allowed` | those that the config allows, now and later |
+//! | `jobs` | jobs of users with a lease |
+//! | `allowed` | processes that the config allows, now or after a change |
 //!
-//! That somebody is not ended is seen by another who is, in the same round: the witness.
+//! To check that gpushd does not end a process, a test starts another one that is ended in the same round: the witness.
 
 mod allowed;
 mod ends;
@@ -53,9 +52,9 @@ fn start_on(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
         return None;
     }
     let host = Host::up(host);
-    // Others compute on this host: they come to its directory, and note there that they do.
+    // Programs of other users open the host's directory, and register there.
     for (dir, mode) in [(host.dir().parent().expect("a directory"), 0o755), (&host.dir().join("proc"), 0o777)] {
-        fs::set_permissions(dir, fs::Permissions::from_mode(mode)).expect("it can be opened");
+        fs::set_permissions(dir, fs::Permissions::from_mode(mode)).expect("its mode can be changed");
     }
     let agent = Agent::start_public(&host, config);
     reaches(&agent, "0", MpsState::Ready);
@@ -67,7 +66,7 @@ fn lease_of(uid: u32, agent: &Agent) -> LeaseGrant {
     lease_for(agent, uid, "0", &serde_json::json!({ "duration_s": 3600 })).expect("a lease")
 }
 
-/// A client of that user that names no share, and one that does.
+/// Starts two clients of one user: one without `GPUSH_LEASE` in its environment, and one with it.
 fn stray_and_guest(host: &Host, agent: &Agent) -> (Client, Client) {
     let taken = lease_of(NOBODY, agent);
     let bare: Vec<_> = taken.environment.iter().filter(|(name, _)| name != "GPUSH_LEASE").cloned().collect();
@@ -86,17 +85,17 @@ fn listed(agent: &Agent, pid: u32) -> Option<GpuProcess> {
     all(agent).processes.into_iter().find(|one| one.process.pid == Some(pid))
 }
 
-/// The share that a process is shown with, once it is listed.
+/// Waits until a process is listed. Returns the lease that it is shown with.
 fn lease_shown(agent: &Agent, pid: u32) -> Option<String> {
-    agent.until("it is listed", || listed(agent, pid)).lease
+    agent.until("the process is listed", || listed(agent, pid)).lease
 }
 
-/// What is done about a process, once something is.
+/// Waits until gpushd has acted on a process. Returns the reported action.
 fn done(agent: &Agent, pid: u32) -> String {
-    agent.until("what is done about it is told", || listed(agent, pid)?.stray_action)
+    agent.until("the action on the process is reported", || listed(agent, pid)?.stray_action)
 }
 
-/// A program of some user that the driver lists on a GPU; killed when dropped.
+/// A program of a user that the driver lists on a GPU; killed when dropped.
 struct Job(Child);
 
 impl Job {
@@ -104,7 +103,7 @@ impl Job {
         Self(command.stdin(Stdio::piped()).uid(uid).gid(uid).current_dir("/").spawn().expect("a program"))
     }
 
-    /// The same, deaf to SIGTERM.
+    /// Starts a program that ignores SIGTERM.
     fn deaf(uid: u32) -> Self {
         Self::start(Command::new("/bin/sh").args(["-c", "trap '' TERM; while :; do sleep 1; done"]), uid)
     }
@@ -132,17 +131,20 @@ impl Drop for Job {
     }
 }
 
-/// The next event of a stray that says so of this process.
+/// Returns the next event about this process with this step.
 fn told(listener: &mut Listener, pid: u32, step: StrayStep) -> StrayChange {
     loop {
-        let Happening::Stray(change) = listener.next_of(EventKind::Stray).what else { panic!("another kind") };
+        let Happening::Stray(change) = listener.next_of(EventKind::Stray).what else {
+            panic!("an event of another kind")
+        };
         if change.pid == Some(pid) && change.step == step {
             return *change;
         }
     }
 }
 
-/// Waits until a stray of a user without a share was ended: whoever was to be ended beside it was.
+/// Starts an unleased process, and waits until gpushd asks it to end. Other unleased processes were checked in the
+/// same round.
 fn witness(host: &Host, agent: &Agent, place: &str) {
     let mut listener = agent.listen("?kinds=stray", None);
     let job = Job::start(Command::new("/bin/sleep").arg("1000"), OTHER).on(host, place);

@@ -1,4 +1,4 @@
-//! MPS servers: known by the kernel's word, whether or not their daemon has told of them.
+//! MPS servers: gpushd identifies them from `/proc`, whether or not their daemon has reported them.
 
 use gpush_api::MpsState;
 use gpush_tests::{
@@ -9,8 +9,8 @@ use gpush_tests::{
 use super::{END, HOST, NOBODY, RULE, all, lease_of, listed, start_on, witness};
 
 #[test]
-fn a_server_that_no_look_has_seen_yet_is_none_and_is_shown_as_what_it_is() {
-    // The daemon is next looked at in a while: what it says of its servers is from before there was one.
+fn new_mps_server_is_shown_as_server_and_not_as_stray() {
+    // The next probe is an hour away: the last list of servers is from before the server started.
     let config = format!("{END}[mps]\nhealth_s = 3600\n{RULE}");
     let Some((host, agent)) = start_on("servers that are new", HOST, &config) else { return };
     let taken = lease_of(NOBODY, &agent);
@@ -19,12 +19,12 @@ fn a_server_that_no_look_has_seen_yet_is_none_and_is_shown_as_what_it_is() {
     witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(client.lives() && client.said().is_empty(), "{}", agent.log());
     let server = parts(&base(&host)).into_iter().find(|part| part.role == Role::Server).expect("a server");
-    let server = listed(&agent, server.pid.cast_unsigned()).expect("it is listed");
+    let server = listed(&agent, server.pid.cast_unsigned()).expect("the server is listed");
     assert_eq!((server.serves.as_deref(), server.stray), (Some("MPS server of GPU 0"), None));
 }
 
 #[test]
-fn a_server_of_a_daemon_that_does_not_answer_a_new_agent_is_none() {
+fn server_of_a_silent_daemon_is_not_a_stray_after_a_restart() {
     let config = format!("{END}[mps]\nhealth_s = 1\n{RULE}");
     let Some((host, agent)) = start_on("servers of a silent daemon", HOST, &config) else { return };
     let taken = lease_of(NOBODY, &agent);

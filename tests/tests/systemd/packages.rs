@@ -36,7 +36,7 @@ fn installed_package_serves_without_config_driver_and_gpu() {
     assert_eq!(machine.sh("stat -c '%a %G' /run/gpush/gpushd.sock /run/gpush/admin.sock"), "666 gpush\n600 root");
     // Every file has the checksum that the package lists.
     assert_eq!(machine.sh("dpkg --verify gpush"), "");
-    // A user can connect to the agent, and so can a hook of root.
+    // A user can connect to gpushd, and so can a hook that runs as root.
     let _ = machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl version");
     assert!(machine.sh("zcat /usr/share/man/man1/gpushctl.1.gz | head -5").contains("gpushctl"));
 }
@@ -58,7 +58,7 @@ fn upgrade_fails_no_request_and_keeps_config_layout_and_sockets() {
         'until [ -e /run/load/stop ]; do if gpushctl version >/dev/null 2>>/run/load/errors; \
          then echo >>/run/load/answered; else echo >>/run/load/failed; fi; done'");
     machine.await_that("requests are answered", |machine| machine.run("test -s /run/load/answered").status.success());
-    let said = machine.install_package(Some(LATER)).expect("both versions are made together");
+    let said = machine.install_package(Some(LATER)).expect("both versions are built together");
     let answered = machine.sh("wc -l < /run/load/answered");
     machine.await_that("requests are answered after the upgrade", |machine| {
         machine.sh("wc -l < /run/load/answered") != answered

@@ -1,5 +1,4 @@
-//! The systemd units and their drop-ins: systemd accepts them, and they contain the settings that the agent
-//! depends on.
+//! The systemd units and their drop-ins: systemd accepts them, and they contain the settings that gpushd depends on.
 
 use std::{path::PathBuf, process::Command};
 
@@ -64,7 +63,7 @@ fn units_contain_required_settings() {
 }
 
 #[test]
-fn mps_units_do_not_depend_on_agent() {
+fn mps_units_do_not_depend_on_gpushd() {
     let unit = read("systemd/gpushd-mps@.service");
     for line in [
         "Type=exec",

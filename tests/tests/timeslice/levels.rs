@@ -24,7 +24,7 @@ const LONG: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"timeslice\"\n\
 /// No GPU is time-sliced.
 const NOBODY: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"exclusive\"\n";
 
-/// Returns level and compute mode of each GPU, read without the agent.
+/// Returns level and compute mode of each GPU, read without gpushd.
 fn truth(host: &Host) -> Vec<(String, u64)> {
     let show = host.show();
     let gpus = show["gpus"].as_array().unwrap().iter();
@@ -48,12 +48,12 @@ fn sets(host: &Host) -> Vec<(Option<u32>, String)> {
 }
 
 fn turns(agent: &Agent, gpu: u32) -> TimesliceView {
-    agent.gpu(gpu).timeslice.unwrap_or_else(|| panic!("GPU {gpu} takes turns:\n{}", agent.log()))
+    agent.gpu(gpu).timeslice.unwrap_or_else(|| panic!("GPU {gpu} is not time-sliced:\n{}", agent.log()))
 }
 
 /// Waits until the API shows the time-sliced GPUs with their desired settings.
 fn await_kept(agent: &Agent) {
-    agent.await_that("GPUs at their level", || {
+    agent.await_that("the desired level on each GPU", || {
         agent.gpus().iter().all(|gpu| {
             gpu.drift.is_empty() && gpu.timeslice.as_ref().is_none_or(|turns| turns.level == Some(TimesliceLevel::Long))
         })
@@ -83,7 +83,7 @@ fn troubles(agent: &Agent) -> String {
 }
 
 #[test]
-fn level_is_set_at_start_and_not_again_by_next_agent() {
+fn level_is_set_at_start_and_not_again_after_a_restart() {
     let host = Host::up(THREE);
     host.start_trace();
     let agent = Agent::start(&host, LONG);
@@ -125,7 +125,7 @@ fn forgotten_level_is_set_again() {
     smi(&host, "-pm 0");
     assert!(are(&host, NOT_SET), "{:?}", truth(&host));
     assert_eq!(ask("leave") / 100, 2);
-    agent.await_that("the levels, after the driver was away", || are(&host, SET));
+    agent.await_that("the levels, after the driver lost them", || are(&host, SET));
     await_kept(&agent);
 }
 
@@ -141,7 +141,7 @@ async fn foreign_level_is_drift_and_is_repaired() {
     driver.set_compute_mode(&uuid, ComputeMode::Default).await.unwrap();
     // A changed level is noticed within a minute, or on request.
     reload(&mut agent, LONG);
-    agent.await_that("both repaired", || are(&host, SET));
+    agent.await_that("both levels are repaired", || are(&host, SET));
     await_kept(&agent);
     for said in
         ["its time-slice level was default against the config", "its compute mode was DEFAULT against the config"]
@@ -182,19 +182,19 @@ fn leaving_timeslice_restores_level_and_compute_mode() {
     let mut agent = Agent::start(&host, LONG);
     await_kept(&agent);
     reload(&mut agent, NOBODY);
-    agent.await_that("both back", || are(&host, NOT_SET));
-    agent.await_that("no turns", || agent.gpus().iter().all(|gpu| gpu.timeslice.is_none()));
-    agent.await_that("it in the log", || {
+    agent.await_that("both GPUs are restored", || are(&host, NOT_SET));
+    agent.await_that("no GPU is time-sliced", || agent.gpus().iter().all(|gpu| gpu.timeslice.is_none()));
+    agent.await_that("a log line", || {
         let log = agent.log();
         log.contains("its time-slice level is default again") && log.contains("its compute mode is DEFAULT again")
     });
-    // The same without readings: the next agent knows what was set.
+    // The same without reads: the next gpushd knows which settings were applied.
     reload(&mut agent, LONG);
     await_kept(&agent);
     agent.stop();
     assert!(are(&host, SET));
     let agent = Agent::start(&host, NOBODY);
-    agent.await_that("both back by the next agent", || are(&host, NOT_SET));
+    agent.await_that("the next gpushd restores both GPUs", || are(&host, NOT_SET));
     agent.stop();
     // A level that another program has set since then is kept.
     smi(&host, "compute-policy --set-timeslice 1 -i 0");
@@ -214,19 +214,19 @@ fn failed_change_still_restores_earlier_settings() {
     host.fault("compute-policy-set --rc UNKNOWN");
     host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
     reload(&mut agent, &LONG.replace("long", "short").replace("exclusive_process", "prohibited"));
-    agent.await_that("both have failed", || {
+    agent.await_that("both changes have failed", || {
         let told = troubles(&agent);
         told.contains("time-slice level short") && told.contains("compute mode")
     });
-    // Also after a kill: the intended level is on record.
+    // The same after a kill of gpushd: the intended level is on record.
     agent.kill();
     let mut agent = Agent::start(&host, NOBODY);
-    agent.await_that("neither goes back", || !troubles(&agent).is_empty());
+    agent.await_that("neither GPU is restored", || !troubles(&agent).is_empty());
     assert!(are(&host, SET), "{:?}", truth(&host));
     host.clear_faults();
-    // The next reload tries it again at once.
+    // The next reload retries at once.
     reload(&mut agent, NOBODY);
-    agent.await_that("both are back", || are(&host, NOT_SET));
+    agent.await_that("both GPUs are restored", || are(&host, NOT_SET));
 }
 
 #[test]
@@ -253,22 +253,22 @@ fn gpu_in_mig_mode_is_drift_and_untouched() {
 fn part_without_levels_is_reported_and_asked_once() {
     let host = Host::up(THREE);
     let around = Around::of(&host);
-    // As on a Volta or a P4.
+    // The driver reports that levels are unsupported, as on a Volta or a P4.
     host.fault("compute-policy-list --rc NOT_SUPPORTED");
     host.fault("compute-policy-set --rc NOT_SUPPORTED");
     let mut agent = Agent::start(&host, &(around.config(&[], "") + LONG));
-    agent.await_that("what the driver says", || turns(&agent, 0).state == TimesliceState::Unsupported);
+    agent.await_that("the level is unsupported", || turns(&agent, 0).state == TimesliceState::Unsupported);
     let gpu = agent.gpu(0);
     assert_eq!(gpu.drift, ["the GPU has no time-slice levels, but the config says long"]);
     assert!(gpu.timeslice.unwrap().reason.unwrap().contains("Turing"));
     assert_eq!(around.take_calls().len(), 1);
     assert!(health(&agent).errors.is_empty(), "it is no fault");
-    agent.await_that("its compute mode", || truth(&host)[0].1 == 3);
+    agent.await_that("the compute mode is set", || truth(&host)[0].1 == 3);
     // A part that reports it only when a level is set.
     host.clear_faults();
     host.fault("compute-policy-set --gpu 0 --rc NOT_SUPPORTED");
     reload(&mut agent, &(around.config(&[], "") + LONG));
-    agent.await_that("the other one set", || turns(&agent, 2).level == Some(TimesliceLevel::Long));
+    agent.await_that("the level of the other GPU is set", || turns(&agent, 2).level == Some(TimesliceLevel::Long));
     assert_eq!(turns(&agent, 0).state, TimesliceState::Unsupported);
 }
 
@@ -277,7 +277,7 @@ fn nvidia_smi_failures_are_reported_until_fixed() {
     let host = Host::up(THREE);
     host.fault("compute-policy-set --gpu 0 --rc UNKNOWN");
     let mut agent = Agent::start(&host, LONG);
-    agent.await_that("the other one set", || turns(&agent, 2).level == Some(TimesliceLevel::Long));
+    agent.await_that("the level of the other GPU is set", || turns(&agent, 2).level == Some(TimesliceLevel::Long));
     let view = agent.until("why not", || Some(turns(&agent, 0)).filter(|view| view.reason.is_some()));
     assert_eq!((view.state, view.level), (TimesliceState::Known, Some(TimesliceLevel::Default)));
     assert!(view.reason.as_ref().unwrap().contains("Unknown Error"), "{view:?}");
@@ -287,18 +287,20 @@ fn nvidia_smi_failures_are_reported_until_fixed() {
     host.clear_faults();
     host.fault("compute-policy-set --gpu 0 --rc SUCCESS");
     reload(&mut agent, LONG);
-    agent.await_that("that it is not believed", || {
+    agent.await_that("the failed change is reported", || {
         troubles(&agent).contains("says that long was set, and it is default")
     });
     // nvidia-smi cannot read levels.
     host.clear_faults();
     host.fault("compute-policy-list --rc UNKNOWN");
     reload(&mut agent, LONG);
-    agent.await_that("that nothing is known", || turns(&agent, 2).state == TimesliceState::Unknown);
+    agent.await_that("the level is unknown", || turns(&agent, 2).state == TimesliceState::Unknown);
     assert!(troubles(&agent).contains("Unknown Error"), "{}", troubles(&agent));
     // nvidia-smi is missing, or not trusted.
     reload(&mut agent, &format!("[mode_change]\nnvidia_smi = \"/no/such/nvidia-smi\"\n{LONG}"));
-    agent.await_that("that it is not there", || troubles(&agent).contains("/no/such/nvidia-smi is not run"));
+    agent.await_that("the missing nvidia-smi is reported", || {
+        troubles(&agent).contains("/no/such/nvidia-smi is not run")
+    });
     assert!(turns(&agent, 0).reason.unwrap().contains("/no/such/nvidia-smi"));
     // nvidia-smi works again.
     host.clear_faults();
@@ -312,11 +314,11 @@ fn hung_nvidia_smi_is_ended_and_delays_nothing() {
     let host = Host::up(THREE);
     host.fault("compute-policy-list --hang");
     let mut agent = Agent::start(&host, LONG);
-    agent.await_that("its compute mode all the same", || truth(&host)[0].1 == 3);
+    agent.await_that("the compute mode is set despite the failure", || truth(&host)[0].1 == 3);
     let begun = Instant::now();
     assert_eq!(agent.gpus().len(), 3);
     assert!(begun.elapsed() < Duration::from_secs(5));
-    agent.await_that("what became of it", || troubles(&agent).contains("did not end in time"));
+    agent.await_that("the timeout is reported", || troubles(&agent).contains("did not end in time"));
     assert_eq!(turns(&agent, 0).state, TimesliceState::Unknown);
     // A stop does not wait for a hanging nvidia-smi.
     reload(&mut agent, LONG);
@@ -337,22 +339,22 @@ fn part_with_recorded_level_is_not_unsupported() {
     await_kept(&agent);
     host.fault("compute-policy-list --rc NOT_SUPPORTED --times 3");
     reload(&mut agent, LONG);
-    agent.await_that("that it could not be read", || turns(&agent, 0).state == TimesliceState::Unknown);
+    agent.await_that("the level is unknown", || turns(&agent, 0).state == TimesliceState::Unknown);
     assert!(turns(&agent, 0).reason.unwrap().contains("had one before"), "{:?}", turns(&agent, 0));
     assert!(troubles(&agent).contains("has not the time-slice level long"), "{}", troubles(&agent));
     host.clear_faults();
     reload(&mut agent, LONG);
     await_kept(&agent);
-    // The same at the first reading of an agent: the level that was set is on record.
+    // The same at the first read after a restart of gpushd: the applied level is on record.
     agent.stop();
     host.fault("compute-policy-list --rc NOT_SUPPORTED");
     let mut agent = Agent::start(&host, NOBODY);
-    agent.await_that("that it could not be put back", || troubles(&agent).contains("time-slice level default"));
+    agent.await_that("the failed restore is reported", || troubles(&agent).contains("time-slice level default"));
     assert_eq!(truth(&host)[0].0, "long");
     host.clear_faults();
     reload(&mut agent, NOBODY);
-    agent.await_that("both back", || are(&host, NOT_SET));
-    agent.await_that("no trouble", || troubles(&agent).is_empty());
+    agent.await_that("both GPUs are restored", || are(&host, NOT_SET));
+    agent.await_that("no problem is reported", || troubles(&agent).is_empty());
 }
 
 #[test]
@@ -367,7 +369,7 @@ fn level_has_read_time_and_new_time_is_no_event() {
     assert_eq!(turns(&agent, 0).read_at, Some(read_at), "who looks at the GPU reads no level");
     let mut listener = agent.listen("?kinds=gpu,config", None);
     reload(&mut agent, LONG);
-    agent.await_that("it was read once more", || turns(&agent, 0).read_at.unwrap() > read_at);
+    agent.await_that("the level is read again", || turns(&agent, 0).read_at.unwrap() > read_at);
     assert_eq!(turns(&agent, 0).since, first.since);
     reload(&mut agent, LONG);
     let configs = std::cell::Cell::new(0);

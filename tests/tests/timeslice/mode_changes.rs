@@ -25,7 +25,7 @@ fn wanted() -> Value {
     json!({ "selectors": ["0"], "layout_source": "wanted" })
 }
 
-/// Returns level and compute mode, read without the agent.
+/// Returns level and compute mode, read without gpushd.
 fn turns(host: &Host) -> (String, u64) {
     let state = host.show()["gpus"][0]["state"].clone();
     (state["timeslice"].as_str().expect("a level").to_owned(), state["compute_mode"].as_u64().expect("a mode"))
@@ -62,7 +62,7 @@ fn done(agent: &Agent) -> Operation {
 fn operation_ends_when_level_and_compute_mode_are_set() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule(TURNS));
-    agent.await_that("its level", || turns(&host) == is("long", 3));
+    agent.await_that("the level is set", || turns(&host) == is("long", 3));
     for how in [MPS, TURNS, MIG, TURNS, MPS, MIG, MPS, TURNS] {
         agent.reload(rule(how));
         let operation = done(&agent);
@@ -91,13 +91,13 @@ fn failed_level_is_reported_and_rolls_nothing_back() {
 fn killed_mode_change_is_finished_by_next_gpushd() {
     let host = Host::up(HOPPER);
     let mut agent = Agent::start(&host, &rule(TURNS));
-    agent.await_that("its level", || turns(&host) == is("long", 3));
+    agent.await_that("the level is set", || turns(&host) == is("long", 3));
     let mut killed = 0;
     for (round, how) in [MPS, TURNS, MIG, TURNS, MPS, TURNS, MIG, TURNS].into_iter().enumerate() {
         agent.reload(rule(how));
         let operation = agent.begin_with(&wanted()).unwrap_or_else(|error| panic!("{error:?}"));
         // Each round kills gpushd one step later; there are few steps.
-        let step = u32::try_from(round).expect("few") % 3;
+        let step = u32::try_from(round).expect("a small number") % 3;
         let now = agent.follow_until(operation, |now| now.state.is_final() || now.progress[0].done >= step);
         killed += u32::from(!now.state.is_final());
         agent.signal(Signal::SIGKILL);
@@ -108,7 +108,7 @@ fn killed_mode_change_is_finished_by_next_gpushd() {
             // The operation may be rolled back; then the test requests it again.
             let _done = done(&agent);
         }
-        agent.await_that("what the rule wants", || stands(&host, how));
+        agent.await_that("the desired state", || stands(&host, how));
         assert_eq!(agent.gpu(0).drift, [] as [String; 0], "{how}");
     }
     println!("killed on the way {killed} of 8 times");

@@ -1,5 +1,5 @@
-//! Another process holds a daemon's `control_lock`: any user with a share can wait for the lock, and gets it when the
-//! daemon dies.
+//! Another process holds a daemon's `control_lock`. Any user with a lease can wait for the lock, and gets it when the
+//! daemon ends.
 
 use std::{
     fs::{self, OpenOptions},
@@ -41,9 +41,10 @@ impl Waiter {
         if open_file {
             command.env(OPEN_FILE, "1");
         }
-        let mut child = command.spawn().expect("it can be started");
+        let mut child = command.spawn().expect("the process can be started");
         let group = child.id().cast_signed();
-        let bystander = Command::new("sleep").arg("600").process_group(group).spawn().expect("it can be started");
+        let bystander =
+            Command::new("sleep").arg("600").process_group(group).spawn().expect("the process can be started");
         let said = BufReader::new(child.stdout.take().expect("piped"));
         let mut waiter = Self { child, said, bystander };
         waiter.await_line("waits");
@@ -52,7 +53,7 @@ impl Waiter {
 
     fn await_line(&mut self, word: &str) {
         let heard = self.said.by_ref().lines().map_while(Result::ok).any(|line| line.ends_with(word));
-        assert!(heard, "it ended before it {word}");
+        assert!(heard, "the process ended before its line {word:?}");
     }
 
     /// Returns whether the kernel has queued it for the lock.
@@ -78,10 +79,10 @@ impl Drop for Waiter {
 }
 
 #[test]
-#[ignore = "is what the others run as a process"]
+#[ignore = "other tests run it as a process"]
 fn takes_a_lock_and_keeps_it() {
     let Some(path) = std::env::var_os(FILE) else { return };
-    let file = OpenOptions::new().read(true).write(true).open(path).expect("it is everybody's to open");
+    let file = OpenOptions::new().read(true).write(true).open(path).expect("every user can open the lock");
     let whole = libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
@@ -92,9 +93,9 @@ fn takes_a_lock_and_keeps_it() {
     println!("waits");
     let open_file = std::env::var_os(OPEN_FILE).is_some();
     let how = if open_file { FcntlArg::F_OFD_SETLKW(&whole) } else { FcntlArg::F_SETLKW(&whole) };
-    fcntl(&file, how).expect("it is had in the end");
+    fcntl(&file, how).expect("the process gets the lock");
     println!("has it");
-    // Until the test ends.
+    // Wait until the test ends.
     let _ended = std::io::stdin().read_line(&mut String::new());
 }
 
@@ -107,8 +108,8 @@ fn is_stopped(pid: u32) -> bool {
 }
 
 /// Kills the daemon while another process waits for its lock. gpushd notices the death only after the waiter holds the
-/// lock: the kernel frees a lock before it wakes the waiter, and a busy host may run gpushd in between. gpushd then finds
-/// the lock free, starts the next daemon with a new lock file, and has nothing to report.
+/// lock: the kernel frees a lock before it wakes the waiter, and a busy host may run gpushd in between. gpushd then
+/// finds the lock free, starts the next daemon with a new lock file, and has nothing to report.
 fn kill_daemon_with_waiter(served: &Served, open_file: bool) -> Waiter {
     let pipe = served.pipe();
     let mut waiter = Waiter::on(&pipe, open_file);
@@ -153,7 +154,7 @@ fn restarted_gpushd_does_not_take_the_waiter_for_the_daemon() {
             one.await_line("has it");
         });
         // A server is left, so gpushd cannot start a daemon yet. It reports both.
-        let told = becomes(&served.agent, "0", "told", |daemon| {
+        let told = becomes(&served.agent, "0", "reported", |daemon| {
             let has = |words: &str| daemon.reasons.iter().any(|reason| reason.contains(words));
             has(TOLD) && has("still serves 1 client")
         });

@@ -1,4 +1,4 @@
-//! Daemons whose directory, spec or program was taken away or replaced, and clients that are no more.
+//! Daemons whose directory, spec or program was removed or replaced, and clients that are zombies.
 
 use std::fs;
 
@@ -22,13 +22,13 @@ const LAYOUT: &str = "[mps]\nhealth_s = 1\nstop_s = 2\n[[gpu]]\nmatch = [\"0\"]\
                       layout = [\"3g.20gb@0:mps\", \"1g.5gb@4\"]\n";
 const DEVICE: &str = "0:3g.20gb@0";
 
-/// Whether health names an MPS daemon.
+/// Returns whether health reports an MPS daemon.
 fn is_unhealthy(agent: &Agent) -> bool {
     let health = agent.get("/v1/health").json();
     health["status"] == "degraded" && health["errors"].to_string().contains("its MPS daemon is backing off")
 }
 
-/// On a whole GPU, and on a MIG device.
+/// Runs a test on a whole GPU, and on a MIG device.
 fn both(test: impl Fn(Served)) {
     test(Served::up());
     test(Served::of(Host::up(MIG), DEVICE, LAYOUT, None));
@@ -38,19 +38,20 @@ fn says(daemon: &MpsDaemon, words: &str) -> bool {
     daemon.reasons.iter().any(|reason| reason.contains(words))
 }
 
+/// gpushd neither ends the daemon nor starts another one while a client runs.
 #[test]
-fn a_daemon_without_a_directory_is_waited_for_and_none_is_started_beside_it() {
+fn daemon_without_directory_but_with_clients_delays_next_one() {
     both(|mut served| {
         let mut client = served.client();
-        served.restart(|served| fs::remove_dir_all(served.place()).expect("it can be deleted"));
+        served.restart(|served| fs::remove_dir_all(served.place()).expect("the directory can be deleted"));
         let target = &served.target;
-        let told = becomes(&served.agent, target, "told", |daemon| says(daemon, "whose directory was deleted"));
+        let told = becomes(&served.agent, target, "reported", |daemon| says(daemon, "whose directory was deleted"));
         assert!(says(&told, &format!("daemon {}", served.pid)) && says(&told, "still serves 1 client"), "{told:#?}");
         assert_eq!((told.state, told.pid, told.failures), (MpsState::BackingOff, None, 0));
         assert!(is_unhealthy(&served.agent), "the target grants nothing");
         assert!(client.lives() && client.said().is_empty());
         assert_eq!(served.controls(), [served.pid]);
-        // Not even when somebody asks for one.
+        // A request does not start one either.
         let refused = act(&served.agent, target, "start", &json!({}));
         assert_eq!((refused.status >= 400, served.controls()), (true, vec![served.pid]));
         client.end();
@@ -60,39 +61,39 @@ fn a_daemon_without_a_directory_is_waited_for_and_none_is_started_beside_it() {
 }
 
 #[test]
-fn a_daemon_without_a_directory_that_nobody_uses_is_ended() {
+fn idle_daemon_without_directory_is_ended() {
     both(|mut served| {
-        served.restart(|served| fs::remove_dir_all(served.place()).expect("it can be deleted"));
+        served.restart(|served| fs::remove_dir_all(served.place()).expect("the directory can be deleted"));
         served.another();
         served.agent.wait_for_log(&format!("daemon {}, whose directory was deleted", served.pid));
     });
 }
 
 #[test]
-fn a_daemon_without_a_directory_is_ended_under_its_clients_when_that_is_asked_for() {
+fn forced_restart_ends_a_daemon_without_directory() {
     let mut served = Served::up();
     let client = served.client();
     // A renamed directory counts as deleted.
     served.restart(|served| fs::rename(served.place(), served.place().with_extension("away")).expect("a rename"));
-    becomes(&served.agent, "0", "told", |daemon| says(daemon, "still serves 1 client"));
+    becomes(&served.agent, "0", "reported", |daemon| says(daemon, "still serves 1 client"));
     assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
     assert_eq!(client.says(), "lost");
     served.another();
 }
 
 #[test]
-fn a_daemon_whose_spec_is_damaged_is_gone_on_with() {
+fn daemon_with_a_damaged_spec_is_adopted() {
     both(|mut served| {
         let mut client = served.client();
         let before = daemon(&served.agent, &served.target);
         let user = fs::read_to_string(served.place().join("spec.json")).expect("a spec");
-        served.restart(|served| fs::write(served.place().join("spec.json"), "{").expect("it can be written"));
+        served.restart(|served| fs::write(served.place().join("spec.json"), "{").expect("the spec can be written"));
         let ready = reaches(&served.agent, &served.target, MpsState::Ready);
         assert_eq!((pid_of(&ready), ready.in_force, ready.uid), (served.pid, before.in_force, before.uid));
         assert_eq!((ready.clients.len(), ready.pipe_directory), (1, before.pipe_directory));
         assert!(client.lives());
         served.agent.wait_for_log("spec.json can't be read");
-        // What is written again says whose it is, and the next gpushd needs nobody's word.
+        // The rewritten spec names the user, and the next gpushd needs no other source.
         let again: serde_json::Value =
             serde_json::from_slice(&fs::read(served.place().join("spec.json")).expect("a spec")).expect("JSON");
         let user: serde_json::Value = serde_json::from_str(&user).expect("JSON");
@@ -102,7 +103,7 @@ fn a_daemon_whose_spec_is_damaged_is_gone_on_with() {
         served.restart(|_| {});
         assert_eq!(pid_of(&reaches(&served.agent, &served.target, MpsState::Ready)), served.pid);
         client.end();
-        // How it is to be shared is known only once the driver has told of its GPU.
+        // The desired state is known only after the driver has reported the GPU.
         release_all(&served.agent, &served.target);
         let restarts = || act(&served.agent, &served.target, "restart", &json!({})).status == 200;
         served.agent.await_that("a restart", restarts);
@@ -111,41 +112,42 @@ fn a_daemon_whose_spec_is_damaged_is_gone_on_with() {
 }
 
 #[test]
-fn a_daemon_whose_program_or_lock_was_replaced_is_gone_on_with() {
+fn daemon_with_a_replaced_program_or_lock_is_adopted() {
     let host = Host::up(Served::HOST);
     let own = host.dir().join("own");
     fs::create_dir(&own).expect("a directory");
     let control = own.join("nvidia-cuda-mps-control");
     for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
-        fs::copy(program("gpush-sim"), own.join(name)).expect("it can be copied");
+        fs::copy(program("gpush-sim"), own.join(name)).expect("the program can be copied");
     }
     let mut served = Served::on(host, Some(&own));
     let mut client = served.client();
     served.restart(|_| {
-        fs::copy(&control, own.join("new")).expect("it can be copied");
-        fs::rename(own.join("new"), &control).expect("it can be replaced");
+        fs::copy(&control, own.join("new")).expect("the program can be copied");
+        fs::rename(own.join("new"), &control).expect("the program can be replaced");
     });
     let runs = fs::read_link(format!("/proc/{}/exe", served.pid)).expect("a program");
     assert!(runs.to_string_lossy().ends_with("nvidia-cuda-mps-control (deleted)"), "{}", runs.display());
     assert_eq!(pid_of(&reaches(&served.agent, "0", MpsState::Ready)), served.pid);
-    served.restart(|served| fs::remove_file(served.place().join("lock")).expect("it can be deleted"));
+    served.restart(|served| fs::remove_file(served.place().join("lock")).expect("the lock can be deleted"));
     assert_eq!(pid_of(&reaches(&served.agent, "0", MpsState::Ready)), served.pid);
     assert!(client.lives());
-    // It ends whole, though nothing of it has the lock that is there.
+    // All its processes end, although none of them holds the current lock.
     assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
     served.another();
     assert_eq!(parts(&base(&served.host)).len(), 1);
 }
 
+/// The parent of the ended client has not waited for it.
 #[test]
-fn a_client_that_its_parent_did_not_wait_for_keeps_nobody_waiting() {
+fn zombie_client_does_not_delay_the_next_daemon() {
     let served = Served::up();
     let client = served.client();
     let server = parts(&base(&served.host)).into_iter().find(|part| part.role == Role::Server).expect("a server").pid;
-    // A server that does not see it go.
+    // The stopped server does not notice the end of its client.
     assert!(signal(server, Signal::SIGSTOP) && signal(client.pid(), Signal::SIGKILL));
     let ended = Id::Pid(Pid::from_raw(client.pid()));
-    waitid(ended, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).expect("it is a zombie");
+    waitid(ended, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).expect("the client is a zombie");
     assert!(signal(served.pid, Signal::SIGKILL));
     served.another();
     assert_eq!(parts(&base(&served.host)).len(), 1);

@@ -1,5 +1,4 @@
-//! Whom gpushd goes on with as a daemon of its own, whom it does not, and that it starts none beside one that
-//! nobody can reach any more.
+//! Which running daemons gpushd adopts. It starts no second daemon while an unreachable one still runs.
 
 mod foreign;
 mod lost;

@@ -1,4 +1,4 @@
-//! Daemons that do not answer, and those who keep them from it.
+//! Daemons that do not answer, and processes that keep a daemon from answering.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -18,12 +18,13 @@ use serde_json::json;
 
 use super::{serves, told_as};
 
+/// While it has clients, a daemon that does not answer is not ended.
 #[test]
-fn a_daemon_that_says_nothing_is_left_to_its_clients_and_replaced_when_they_have_gone() {
+fn hung_daemon_is_replaced_after_its_last_client_ended() {
     for (kind, words) in [
         ("silent-hello", "does not greet"),
         ("hung-daemon", "does not greet"),
-        // Stopped at the first question, it greets nobody who asks the next one.
+        // The daemon hangs at the first command, and does not greet the next connection.
         ("unread-pipe", "says nothing"),
         ("empty-reply", "answered"),
     ] {
@@ -35,10 +36,10 @@ fn a_daemon_that_says_nothing_is_left_to_its_clients_and_replaced_when_they_have
         assert!(hung.reasons.iter().any(|reason| reason.contains("left alone for the sake of its client")));
         assert!(client.lives() && client.said().is_empty(), "{kind}");
         assert_eq!(served.controls(), [served.pid], "{kind}");
-        // It recovers: the same goes on.
+        // The daemon recovers, and continues to serve.
         clear_faults(&served.host);
         assert!(serves(&served), "{kind}");
-        // It does not, and nobody needs it any more.
+        // The daemon stays hung, and its last client ends.
         fault(&served.host, kind);
         told_as(&served, MpsState::Hung, words);
         client.end();
@@ -48,7 +49,7 @@ fn a_daemon_that_says_nothing_is_left_to_its_clients_and_replaced_when_they_have
 }
 
 #[test]
-fn one_that_hangs_is_restarted_under_its_clients_where_the_config_says_so() {
+fn hung_daemon_with_clients_is_restarted_when_configured() {
     let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nrestart_hung_with_clients = true");
     let served = Served::of(Host::up(Served::HOST), "0", &config, None);
     let client = served.client();
@@ -59,7 +60,7 @@ fn one_that_hangs_is_restarted_under_its_clients_where_the_config_says_so() {
 }
 
 #[test]
-fn a_stopped_process_is_a_hung_daemon() {
+fn stopped_daemon_process_is_reported_as_hung() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "NVIDIA's own daemon, stopped") } else { None };
@@ -70,20 +71,20 @@ fn a_stopped_process_is_a_hung_daemon() {
         let mut client = served.client();
         assert!(signal(served.pid, Signal::SIGSTOP));
         told_as(&served, MpsState::Hung, "does not greet");
-        // Whoever asks does not wait for it.
+        // A request does not wait for the hung daemon.
         let refused = act(&served.agent, "0", "stop", &json!({})).error();
         assert_eq!(refused.code, Code::Blocked);
         assert!(signal(served.pid, Signal::SIGCONT));
         assert!(serves(&served) && client.lives());
-        // Forced, it ends though it can't hear that.
+        // A forced restart ends the daemon although it reads no command.
         assert!(signal(served.pid, Signal::SIGSTOP));
         assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
         served.another();
     }
 }
 
-/// A front-end that has the daemon's ear until what it reads from is closed. NVIDIA's own keeps what it has to
-/// say to itself until its end, so it is by gpushd's word.
+/// Starts a front-end that holds the control connection until its standard input is closed. NVIDIA's own front-end
+/// prints nothing before it ends, so this waits until gpushd reports the daemon as hung.
 fn has_the_ear(front: &Path, served: &Served) -> (Child, ChildStdin) {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
@@ -98,14 +99,14 @@ fn has_the_ear(front: &Path, served: &Served) -> (Child, ChildStdin) {
                 return (prompt, typed);
             }
         }
-        // gpushd had the ear at that moment: another try.
+        // gpushd held the control connection at that moment: try again.
         drop(typed);
-        prompt.wait().expect("it ends");
+        prompt.wait().expect("the front-end ends");
     }
-    panic!("nobody has the ear:\n{}", served.agent.log());
+    panic!("the front-end never got the control connection:\n{}", served.agent.log());
 }
 
-/// The stand-in of the front-end, in which somebody typed something that is answered.
+/// Starts the simulated front-end, types a line, and waits for the answer.
 fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
     loop {
         let mut command = Command::new(front);
@@ -118,29 +119,31 @@ fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
         if typed.is_ok() && read.is_ok() && !answer.trim().is_empty() {
             return (prompt, input);
         }
-        // gpushd had the ear at this moment, and the front-end says nothing of that.
+        // gpushd held the control connection at that moment, and the front-end printed nothing: try again.
         drop(input);
-        prompt.wait().expect("it ends");
+        prompt.wait().expect("the front-end ends");
     }
 }
 
+/// A front-end at its prompt holds the control connection, so the daemon answers no other process.
 #[test]
-fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
+fn daemon_with_a_busy_control_connection_is_not_killed() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
-        let programs = if real { real_programs(&host, "somebody at the prompt of NVIDIA's own daemon") } else { None };
+        let programs =
+            if real { real_programs(&host, "a busy control connection of NVIDIA's own daemon") } else { None };
         if real && programs.is_none() {
             return;
         }
         let front = programs.clone().unwrap_or_else(|| host.dir().join("bin")).join("nvidia-cuda-mps-control");
         let served = Served::on(host, programs.as_deref());
         let (mut prompt, typed) = has_the_ear(&front, &served);
-        // Nobody uses it, and it stays all the same.
+        // The daemon has no client, and gpushd still does not end it.
         let busy = told_as(&served, MpsState::Hung, "another process holds the daemon's control connection");
         assert_eq!((busy.clients.len(), busy.clients_known, served.controls()), (0, true, vec![served.pid]));
-        assert!(!busy.reasons.concat().contains("client"), "who sits there is none: {busy:#?}");
+        assert!(!busy.reasons.concat().contains("client"), "the front-end is not a client: {busy:#?}");
         drop(typed);
-        prompt.wait().expect("a front-end ends");
+        prompt.wait().expect("the front-end ends");
         assert!(serves(&served));
     }
     let served = Served::up();
@@ -151,8 +154,8 @@ fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
 }
 
 #[test]
-fn settings_that_somebody_changes_past_gpushd_are_set_back_and_told() {
-    // Version 535 lets anybody do that who is let in.
+fn settings_changed_by_another_program_are_restored() {
+    // Version 535 lets every user with access to the pipe directory change settings.
     let served = Served::on(Host::up(&format!("driver = \"535.183.06\"\n{}", Served::HOST)), None);
     let client = served.client();
     let server = client.word("server");
@@ -160,7 +163,7 @@ fn settings_that_somebody_changes_past_gpushd_are_set_back_and_told() {
     let say = |line: &str| {
         let (mut front, typed) = at_a_prompt(&front, &served.pipe(), &format!("{line}\nget_default_client_priority"));
         drop(typed);
-        front.wait().expect("it ends");
+        front.wait().expect("the front-end ends");
     };
     for (line, words) in [
         ("set_default_active_thread_percentage 5".to_owned(), "percentage 5, not 100".to_owned()),

@@ -1,5 +1,5 @@
-//! What is written into the log of a daemon past it, as whoever was let in once can: it makes up nobody and nothing,
-//! and fills no disk.
+//! Lines that another program writes into a daemon's log, as any user who once had access can. They make gpushd report
+//! no client and no fault, and fill no disk.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::serves;
 
-/// Daemons with which it is tried, as far as they are here.
+/// Runs a test with the simulated daemon, and with NVIDIA's own if it is installed.
 fn each(what: &str, config: &str, test: impl Fn(Served)) {
     test(Served::of(Host::up(Served::HOST), "0", config, None));
     let host = Host::up(Served::HOST);
@@ -25,7 +25,7 @@ fn each(what: &str, config: &str, test: impl Fn(Served)) {
     }
 }
 
-/// A record as daemon, servers and clients write them, of the daemon.
+/// Encodes a log record of the daemon, in the format of daemon, servers and clients.
 fn record(text: &str) -> Vec<u8> {
     let numbers = [0xabcd_e000, 4711, 2026, 11, 22, 0, 4, 0, 0, 0];
     let mut record: Vec<u8> = numbers.iter().flat_map(|number: &u32| number.to_le_bytes()).collect();
@@ -47,29 +47,30 @@ fn length(path: &Path) -> u64 {
 }
 
 #[test]
-fn whoever_writes_into_the_log_makes_up_no_client_and_no_fault() {
+fn forged_log_lines_create_no_client_and_no_fault() {
     each("made-up lines in the log", Served::CONFIG, |served| {
-        // Seen once at least: what was before the first look is no news.
+        // gpushd must have read the log once: it ignores lines from before its first read.
         reaches(&served.agent, "0", MpsState::Ready);
         let mut fifo = fifo(&served);
         let pending = "Server is not ready, push client to pending list";
-        // Neither the first process nor one that the writer names as his own has come to it.
+        // Neither pid 1 nor the writer's own pid is a client.
         let me = (std::process::id(), nix::unistd::geteuid());
         for (pid, uid) in [(1, 0), (me.0, me.1.as_raw())] {
-            fifo.write_all(&record(&format!("NEW CLIENT {pid} from user {uid}: {pending}"))).expect("it is a record");
+            fifo.write_all(&record(&format!("NEW CLIENT {pid} from user {uid}: {pending}")))
+                .expect("the record can be written");
         }
         for _ in 0..4 {
-            fifo.write_all(&record("Server 4711 exited with status 1")).expect("it is a record");
+            fifo.write_all(&record("Server 4711 exited with status 1")).expect("the record can be written");
         }
-        fifo.write_all(&record("all of it was said")).expect("it is a record");
+        fifo.write_all(&record("all of it was said")).expect("the record can be written");
         let log = control_log(&served);
         let said = || fs::read(&log).is_ok_and(|said| String::from_utf8_lossy(&said).contains("all of it was said"));
-        served.agent.await_that("it is said", said);
+        served.agent.await_that("the lines are in the log", said);
         let now = daemon(&served.agent, "0");
         assert_eq!((now.state, now.reasons.as_slice()), (MpsState::Ready, [].as_slice()), "{now:#?}");
         assert!(now.clients_known && now.findings.is_empty(), "{now:#?}");
         assert!(serves(&served));
-        // It has no client that would block a stop.
+        // No client blocks a stop.
         release_all(&served.agent, "0");
         let stopped = act(&served.agent, "0", "stop", &json!({}));
         assert_eq!(stopped.status, 200, "{}", String::from_utf8_lossy(&stopped.body));
@@ -77,19 +78,20 @@ fn whoever_writes_into_the_log_makes_up_no_client_and_no_fault() {
     });
 }
 
+/// Forged lines claim that the server has ended.
 #[test]
-fn whoever_waits_for_a_server_is_inside_though_the_log_denies_it() {
+fn waiting_client_counts_despite_forged_log_lines() {
     each("a client that waits", Served::CONFIG, |served| {
         fault(&served.host, "never-active");
         let mut waits = Client::begin(&served.host, &served.environment, None);
         becomes(&served.agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
         let mut fifo = fifo(&served);
         for line in ["Starting control daemon", "Server 4711 exited with status 0", "all of it was said"] {
-            fifo.write_all(&record(line)).expect("it is a record");
+            fifo.write_all(&record(line)).expect("the record can be written");
         }
         let log = control_log(&served);
         let said = || fs::read(&log).is_ok_and(|said| String::from_utf8_lossy(&said).contains("all of it was said"));
-        served.agent.await_that("it is said", said);
+        served.agent.await_that("the lines are in the log", said);
         let refused = act(&served.agent, "0", "stop", &json!({})).error();
         assert_eq!(refused.code, Code::Blocked, "{refused:?}");
         let pid = format!("pid {} is connected and waits for a server", waits.pid());
@@ -102,26 +104,26 @@ fn whoever_waits_for_a_server_is_inside_though_the_log_denies_it() {
 }
 
 #[test]
-fn a_log_that_is_flooded_is_kept_small_and_told_also_while_its_daemon_does_not_answer() {
+fn flooded_log_of_a_hung_daemon_is_truncated_and_reported() {
     let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nlog_mib = 1");
     each("a flood of the log", &config, |served| {
         fault(&served.host, "busy-ui");
         let log = control_log(&served);
         let mut fifo = fifo(&served);
-        // One at a time: what is longer than a FIFO takes at once is mixed up with what the daemon says.
+        // One record at a time: writes above PIPE_BUF may be interleaved with the daemon's own lines.
         let line = record(&"x".repeat(4000));
         let mut largest = 0;
-        // Twice what nobody has to say.
+        // Twice the amount that counts as a flood.
         for _ in 0..34 {
-            (0..256).for_each(|_| fifo.write_all(&line).expect("it is a record"));
+            (0..256).for_each(|_| fifo.write_all(&line).expect("the record can be written"));
             largest = length(&log).max(largest);
         }
-        let told = becomes(&served.agent, "0", "told", |daemon| {
+        let told = becomes(&served.agent, "0", "reported", |daemon| {
             daemon.findings.iter().any(|finding| finding.starts_with("control.log grew by "))
         });
         println!("{largest} bytes at most: {:?}", told.findings);
-        served.agent.await_that("it is cut", || length(&log) <= 1 << 20);
-        assert!(length(&log.with_file_name("control.log.1")) <= 2 << 20, "its end is kept, and no more");
+        served.agent.await_that("the log is truncated", || length(&log) <= 1 << 20);
+        assert!(length(&log.with_file_name("control.log.1")) <= 2 << 20, "only the end of the log is kept");
         served.agent.wait_for_log("control.log grew by ");
         clear_faults(&served.host);
         assert!(serves(&served));

@@ -1,5 +1,5 @@
-//! What goes wrong with MPS daemons, one thing at a time: each is told in `gpushctl mps show`, never leads
-//! to a second daemon on a target, and costs no client that need not be lost.
+//! Faults of MPS daemons, one at a time. `gpushctl mps show` reports each fault. No fault leads to a second daemon on
+//! a target or ends clients that could continue.
 
 mod hung;
 mod logs;
@@ -13,7 +13,7 @@ use gpush_api::{Code, MpsDaemon, MpsState};
 use gpush_tests::mps::{Served, base, becomes, is_open, lease, parts, pid_of, reaches};
 use serde_json::json;
 
-/// Waits for a state whose reasons have these words, with nobody let in.
+/// Waits for a state with these words in its reasons, and checks that access is closed unless the state is ready.
 fn told_as(served: &Served, state: MpsState, words: &str) -> MpsDaemon {
     let told = |daemon: &MpsDaemon| daemon.state == state && daemon.reasons.iter().any(|reason| reason.contains(words));
     let daemon = becomes(&served.agent, "0", &format!("{} for {words:?}", state.name()), told);
@@ -21,14 +21,14 @@ fn told_as(served: &Served, state: MpsState, words: &str) -> MpsDaemon {
     let ill = served.agent.get("/v1/health").json()["errors"].to_string();
     assert_eq!(ill.contains("GPU 0 grants no leases"), state != MpsState::Ready, "{state:?}: {ill}");
     if state != MpsState::Ready {
-        let refused = lease(&served.agent, "0", &json!({})).expect_err("nobody is let in");
+        let refused = lease(&served.agent, "0", &json!({})).expect_err("no lease is granted");
         assert_eq!(refused.code, Code::Conflict, "{refused:?}");
         assert!(!is_open(Path::new(daemon.pipe_directory.as_deref().expect("a pipe directory"))), "{daemon:#?}");
     }
     daemon
 }
 
-/// Waits until it serves again, and says whether by the same daemon.
+/// Waits until the target is served again. Returns whether the daemon is still the same one.
 fn serves(served: &Served) -> bool {
     let ready = reaches(&served.agent, "0", MpsState::Ready);
     assert_eq!(served.controls(), [pid_of(&ready)]);

@@ -1,4 +1,4 @@
-//! What happens to a daemon's directories and logs.
+//! Faults in a daemon's directories and logs.
 
 use std::{fs, io::Write, process::Command};
 
@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 #[test]
-fn stale_files_a_slow_start_and_a_slow_end_cost_time_alone() {
+fn stale_files_slow_start_and_slow_stop_only_take_time() {
     let served = Served::up();
     fault(&served.host, "stale-pid-file --times 1");
     assert!(signal(served.pid, Signal::SIGKILL));
@@ -24,13 +24,13 @@ fn stale_files_a_slow_start_and_a_slow_end_cost_time_alone() {
     release_all(&served.agent, "0");
     assert_eq!(act(&served.agent, "0", "stop", &json!({})).status, 200);
     reaches(&served.agent, "0", MpsState::Stopping);
-    // It takes too long, and is killed.
+    // The stop takes too long, so gpushd kills the daemon.
     reaches(&served.agent, "0", MpsState::Stopped);
     assert_eq!(parts(&base(&served.host)), []);
     fault(&served.host, "slow-start --ms 600000 --times 1");
     assert_eq!(act(&served.agent, "0", "start", &json!({})).status, 200);
     let slow = reaches(&served.agent, "0", MpsState::Starting);
-    let second = becomes(&served.agent, "0", "another", |daemon| daemon.state == MpsState::Ready);
+    let second = becomes(&served.agent, "0", "ready with another pid", |daemon| daemon.state == MpsState::Ready);
     assert_ne!(second.pid, slow.pid);
     assert_eq!(served.controls(), [pid_of(&second)]);
 }
@@ -45,14 +45,17 @@ fn deleted_pipe_directory_is_reported_and_recreated_when_idle() {
         }
         let served = Served::on(host, programs.as_deref());
         let mut client = served.client();
-        fs::remove_dir_all(served.pipe()).expect("it can be deleted");
+        fs::remove_dir_all(served.pipe()).expect("the directory can be deleted");
         // The daemon continues to serve the client that it has; new clients cannot reach it.
         let reported = becomes(&served.agent, "0", "reported", |daemon| {
             daemon.reasons.iter().any(|reason| reason.contains("was deleted: it serves whom it has"))
         });
         assert_eq!((reported.pid.map(u32::cast_signed), served.controls()), (Some(served.pid), vec![served.pid]));
         assert!(client.lives() && client.said().is_empty());
-        assert_eq!(lease(&served.agent, "0", &json!({})).expect_err("no client reaches it").code, Code::Blocked);
+        assert_eq!(
+            lease(&served.agent, "0", &json!({})).expect_err("no client can reach the daemon").code,
+            Code::Blocked
+        );
         client.end();
         served.another();
         assert!(served.client().lives());
@@ -60,18 +63,19 @@ fn deleted_pipe_directory_is_reported_and_recreated_when_idle() {
 }
 
 #[test]
-fn a_path_that_is_too_long_is_refused_with_its_length() {
+fn too_long_path_is_refused_with_its_length() {
     let host = Host::up(Served::HOST);
     let long = host.scratch(&"x".repeat(80));
     let agent = Setup::on(&host).config(Served::CONFIG).env("GPUSH_MPS_DIR", long.display().to_string()).start();
-    let told =
-        becomes(&agent, "0", "told", |daemon| daemon.reasons.iter().any(|reason| reason.contains("too long a path")));
+    let told = becomes(&agent, "0", "reported", |daemon| {
+        daemon.reasons.iter().any(|reason| reason.contains("too long a path"))
+    });
     assert!(told.reasons.iter().any(|reason| reason.contains("bytes")), "{told:#?}");
     assert_eq!(names(&long), ["agent.lock"]);
 }
 
 #[test]
-fn garbage_in_the_log_of_a_daemon_is_told() {
+fn garbage_in_the_log_fifo_leaves_one_daemon() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "garbage in the log of NVIDIA's own daemon") } else { None };
@@ -81,10 +85,10 @@ fn garbage_in_the_log_of_a_daemon_is_told() {
         let served = Served::on(host, programs.as_deref());
         let pipe = served.pipe();
         let mut log = fs::OpenOptions::new().write(true).open(pipe.join("log")).expect("a FIFO");
-        log.write_all(b"11 bytes of").expect("it can be written to");
+        log.write_all(b"11 bytes of").expect("the FIFO can be written to");
         drop(log);
         if real {
-            let told = becomes(&served.agent, "0", "told", |daemon| {
+            let told = becomes(&served.agent, "0", "reported", |daemon| {
                 !daemon.findings.is_empty() || daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid)
             });
             println!("{:?} {:?}", told.findings, told.reasons);
@@ -94,7 +98,7 @@ fn garbage_in_the_log_of_a_daemon_is_told() {
 }
 
 #[test]
-fn a_full_disk_for_logs_is_told_and_stops_nobody() {
+fn full_log_disk_is_reported_and_ends_no_client() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "a full disk for logs of NVIDIA's own daemon") } else { None };
@@ -117,7 +121,7 @@ fn a_full_disk_for_logs_is_told_and_stops_nobody() {
             Some(dir) => setup.env("GPUSH_MPS_PROGRAMS", dir.display().to_string()).start(),
             None => setup.start(),
         };
-        let told = becomes(&agent, "0", "told", |daemon| {
+        let told = becomes(&agent, "0", "reported", |daemon| {
             daemon.state == MpsState::Ready
                 && daemon.findings.iter().any(|finding| finding.contains("the disk is full"))
         });
@@ -126,10 +130,12 @@ fn a_full_disk_for_logs_is_told_and_stops_nobody() {
         assert!(client.first.starts_with("active"), "{}", client.first);
         client.end();
         assert_eq!(controls(&base(&host)), [pid_of(&told)]);
-        // A log that is cut off names no client that waits, and none is assumed.
+        // A truncated log names no waiting client, and gpushd assumes none.
         release_all(&agent, "0");
         assert_eq!(act(&agent, "0", "restart", &json!({})).status, 200);
-        becomes(&agent, "0", "another", |daemon| daemon.state == MpsState::Ready && daemon.pid != told.pid);
+        becomes(&agent, "0", "ready with another pid", |daemon| {
+            daemon.state == MpsState::Ready && daemon.pid != told.pid
+        });
         let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
         fault(&host, "never-active");
         let mut waits = Client::begin(&host, &environment, None);

@@ -1,4 +1,4 @@
-//! Servers that die, never serve, meet a fault or are left behind, and whoever dies beside them.
+//! Servers that end, never become ready, have a fatal fault or outlive their daemon, and combinations of kills.
 
 use gpush_api::{Code, MpsState};
 use gpush_tests::{
@@ -13,8 +13,9 @@ use serde_json::json;
 
 use super::{serves, told_as};
 
+/// The server ends at once, never becomes ready, or reports a fatal fault.
 #[test]
-fn a_server_that_dies_or_never_serves_or_met_a_fault_shuts_the_door() {
+fn server_failure_revokes_access_to_the_pipe_directory() {
     let served = Served::up();
     fault(&served.host, "server-dies");
     for _ in 0..3 {
@@ -37,7 +38,7 @@ fn a_server_that_dies_or_never_serves_or_met_a_fault_shuts_the_door() {
     fault(&served.host, "fault --times 1");
     assert_eq!(client.says(), "fault");
     let faulty = told_as(&served, MpsState::Fault, "caused a fatal fault");
-    assert_eq!(faulty.clients.len(), 1, "those concerned are known though the server is not asked any more");
+    assert_eq!(faulty.clients.len(), 1, "the affected client is known although gpushd no longer probes the server");
     let refused = act(&served.agent, "0", "stop", &json!({})).error();
     assert!(refused.causes.iter().any(|cause| cause.contains(&client.pid().to_string())), "{refused:?}");
     assert!(client.lives());
@@ -45,11 +46,12 @@ fn a_server_that_dies_or_never_serves_or_met_a_fault_shuts_the_door() {
     assert!(serves(&served));
 }
 
+/// gpushd starts no daemon while the server of a killed daemon has a client.
 #[test]
-fn a_server_that_its_daemon_left_behind_serves_to_the_end_and_no_daemon_is_started_beside() {
+fn leftover_server_serves_its_client_before_the_next_daemon() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
-        let programs = if real { real_programs(&host, "what NVIDIA's own daemon leaves behind") } else { None };
+        let programs = if real { real_programs(&host, "the leftover server of NVIDIA's own daemon") } else { None };
         if real && programs.is_none() {
             return;
         }
@@ -63,10 +65,10 @@ fn left_behind(mut served: Served) {
     let waits = told_as(&served, MpsState::BackingOff, "still serves 1 client");
     assert_eq!((waits.clients.len(), served.controls().len()), (1, 0));
     assert!(client.lives() && client.said().is_empty());
-    // The next agent knows it from the driver alone.
+    // The next gpushd knows the server only from the driver.
     served.restart(|_| {});
     let Served { host, agent, environment, .. } = served;
-    let waits = becomes(&agent, "0", "waiting", |daemon| {
+    let waits = becomes(&agent, "0", "waiting for the leftover server", |daemon| {
         daemon.reasons.iter().any(|reason| reason.contains("still serves 1 client"))
     });
     assert_eq!((waits.failures, controls(&base(&host)).len()), (0, 0));
@@ -77,12 +79,14 @@ fn left_behind(mut served: Served) {
     client.end();
     let ready = reaches(&agent, "0", MpsState::Ready);
     let left = parts(&base(&host));
-    assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "the server went when nobody needed it");
+    assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "the server ends with its last client");
 
-    // Forced, it is ended under its client.
+    // A forced restart ends the server and its client.
     let client = Client::start(&host, &environment);
     assert!(signal(pid_of(&ready), Signal::SIGKILL));
-    becomes(&agent, "0", "waiting", |daemon| daemon.state == MpsState::BackingOff && daemon.clients.len() == 1);
+    becomes(&agent, "0", "waiting for the leftover server", |daemon| {
+        daemon.state == MpsState::BackingOff && daemon.clients.len() == 1
+    });
     assert_eq!(act(&agent, "0", "restart", &json!({ "force": true })).status, 200);
     assert_eq!(client.says(), "lost");
     reaches(&agent, "0", MpsState::Ready);
@@ -90,7 +94,7 @@ fn left_behind(mut served: Served) {
 }
 
 #[test]
-fn whoever_dies_in_whatever_order_one_daemon_is_left() {
+fn one_daemon_remains_after_kills_in_any_order() {
     let mut served = Served::up();
     for order in ["dsa", "sda", "ads", "asd", "das", "sad"] {
         let client = Client::start(&served.host, &served.environment);
@@ -107,13 +111,13 @@ fn whoever_dies_in_whatever_order_one_daemon_is_left() {
         }
         assert_eq!(client.says(), "lost", "{order}");
         drop(client);
-        let ready = becomes(&served.agent, "0", "ready with another", |daemon| {
+        let ready = becomes(&served.agent, "0", "ready with another pid", |daemon| {
             daemon.state == MpsState::Ready && daemon.pid.is_some_and(|pid| pid.cast_signed() != control)
         });
         let left = parts(&base(&served.host));
         assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "{order}: {left:?}");
         assert_eq!(ready.leases.len(), 1, "{order}");
-        // So many failures in so short a time are too many otherwise.
+        // A stop and a start reset the failure count; otherwise gpushd would give up.
         assert_eq!(act(&served.agent, "0", "stop", &json!({ "force": true })).status, 200);
         reaches(&served.agent, "0", MpsState::Stopped);
         assert_eq!(act(&served.agent, "0", "start", &json!({})).status, 200);

@@ -1,4 +1,4 @@
-//! Daemons that can't be started, and GPUs that have none.
+//! Daemons that cannot be started, and GPUs without MPS.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -10,8 +10,9 @@ use gpush_tests::{
 };
 use serde_json::json;
 
+/// gpushd reports the exit status and the command that starts the daemon again.
 #[test]
-fn what_can_not_be_started_is_given_up_with_its_reason_and_started_by_hand() {
+fn failing_daemon_is_given_up_and_can_be_started_manually() {
     let host = Host::up(Served::HOST);
     let broken = host.scratch("broken");
     fs::create_dir(&broken).expect("a directory");
@@ -24,21 +25,21 @@ fn what_can_not_be_started_is_given_up_with_its_reason_and_started_by_hand() {
     let given_up = reaches(&agent, "0", MpsState::GivenUp);
     assert!(given_up.reasons.iter().any(|reason| reason.contains("ended with status 3")), "{given_up:#?}");
     assert!(given_up.reasons.iter().any(|reason| reason.contains("gpushctl mps start 0")), "{given_up:#?}");
-    // Mended, and started by hand.
+    // Repair the programs, and start the daemon with a request.
     for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
-        fs::remove_file(broken.join(name)).expect("it goes");
+        fs::remove_file(broken.join(name)).expect("the program can be removed");
         std::os::unix::fs::symlink(program("gpush-sim"), broken.join(name)).expect("a link");
     }
-    // The operation that brings it up may be at it.
+    // The operation from the start of gpushd may still change the target.
     agent.await_that("a start", || act(&agent, "0", "start", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Ready);
-    // It is not among the host's own programs, and so does not end with it.
+    // Stop it here: it runs other programs than the host's own, so the host does not end it.
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Stopped);
 }
 
 #[test]
-fn what_has_no_mps_is_told_and_nothing_is_started() {
+fn gpu_without_mps_is_reported_and_gets_no_daemon() {
     for (gpu, why) in [
         ("model = \"a100-40\"\nmig = true", "MIG mode is on"),
         ("model = \"p100-16\"", "is older than Volta, from which on MPS can limit what clients take"),
@@ -51,18 +52,18 @@ fn what_has_no_mps_is_told_and_nothing_is_started() {
         });
         assert_eq!((daemons(&agent).len(), parts(&base(&host)).len()), (0, 0), "{gpu}");
         if why.contains("older") {
-            let refused = agent.begin_with(&json!({ "selectors": ["0"] })).expect_err("it can't be");
+            let refused = agent.begin_with(&json!({ "selectors": ["0"] })).expect_err("the GPU does not support MPS");
             assert_eq!(refused.code, Code::Unsupported, "{refused:?}");
-            assert_eq!(agent.settle().len(), 0, "what can't be is not tried");
+            assert_eq!(agent.settle().len(), 0, "no operation is tried");
             let told = |agent: &Agent| agent.get("/v1/health").json()["errors"].to_string().contains("can't be shared");
             assert!(told(&agent));
             agent.stop();
             let agent = Agent::start(&host, Served::CONFIG);
-            agent.await_that("the next one tells it too", || told(&agent));
+            agent.await_that("the next gpushd reports it too", || told(&agent));
             assert!(agent.gpu(0).drift[0].contains(why), "{:?}", agent.gpu(0).drift);
         }
     }
-    // Volta has it.
+    // Volta supports MPS.
     let host = Host::up("[[gpu]]\nmodel = \"v100-32\"\n");
     reaches(&Agent::start(&host, Served::CONFIG), "0", MpsState::Ready);
 }

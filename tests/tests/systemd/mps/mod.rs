@@ -170,7 +170,7 @@ fn killed_daemon_restarts_with_clean_unit() {
         let (before, group) = (machine.main_pid(&unit), machine.property(&unit, "ControlGroup"));
         let killed = seconds();
         machine.kill(before);
-        machine.await_that("another one is served", |machine| {
+        machine.await_that("another daemon is ready", |machine| {
             ready(machine).iter().any(|(one, pid)| *one == unit && *pid != u64::from(before))
         });
         slowest = slowest.max(said_at(&machine, "the MPS daemon was ended by signal 9") - killed);
@@ -180,7 +180,7 @@ fn killed_daemon_restarts_with_clean_unit() {
             format!("{}\n", machine.main_pid(&unit)).into_bytes(),
             "no server is left"
         );
-        // Another moment of its life in each round.
+        // Each round kills the daemon after a different delay.
         std::thread::sleep(Duration::from_millis(u64::from(turn) * 37 % 100));
     }
     println!("12 kills, the slowest was reported after {:.0} ms", slowest * 1e3);
@@ -189,21 +189,21 @@ fn killed_daemon_restarts_with_clean_unit() {
     // An administrator stops the unit with systemctl: gpushd starts it again, because the config wants it.
     machine.sh(&format!("systemctl stop {unit}"));
     let _ = machine.journal_until("-u gpushd.service", "systemctl stop");
-    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
     let before = machine.main_pid(&unit);
     machine.sh(&format!("systemctl restart {unit}"));
-    machine.await_that("the other one is gone on with", |machine| ready(machine).len() == 2);
+    machine.await_that("the other daemon is adopted", |machine| ready(machine).len() == 2);
     assert_ne!(machine.main_pid(&unit), before);
 
     // Stopped through gpushd, it stays stopped.
     machine.sh("gpushctl mps stop 0");
-    machine.await_that("it is inactive", |machine| machine.property(&unit, "ActiveState") == "inactive");
+    machine.await_that("the unit is inactive", |machine| machine.property(&unit, "ActiveState") == "inactive");
     machine.sh("systemctl restart gpushd.service; gpushctl status");
     assert_eq!(ready(&machine).len(), 1);
     machine.sh("gpushctl mps start 0");
     assert_eq!(ready(&machine).len(), 2);
 
-    // The config no longer wants them: only their logs remain.
+    // Without a rule for them, only their logs remain.
     machine.write("/etc/gpush/config.toml", MPS);
     machine.sh("systemctl reload gpushd.service");
     machine.await_that("all are gone", |machine| daemons(machine).is_empty());
@@ -219,7 +219,7 @@ fn gpushd_killed_while_starting_daemons_orphans_none() {
     let Some(machine) = machine("a gpushd that is killed") else { return };
     let unit = unit(&target(&machine, 'g'));
     for turn in 0..12_u64 {
-        // gpushd restarts it a second after its end: the kill comes before, during and after that.
+        // gpushd restarts the daemon a second after its end. The kill comes before, during and after the restart.
         machine.kill(machine.main_pid(&unit));
         std::thread::sleep(Duration::from_millis(900 + turn * 20));
         machine.kill(machine.main_pid("gpushd.service"));
@@ -242,20 +242,20 @@ fn failed_daemon_start_reports_cause() {
     let others = ready(&machine);
     machine.sh("systemctl stop dbus.socket dbus.service");
     machine.kill(machine.main_pid(&unit));
-    machine.await_that("the bus is missed", |machine| {
+    machine.await_that("the missing bus is reported", |machine| {
         reasons(machine, &target).starts_with("[\"cannot reach systemd over the system bus")
     });
     println!("{}", reasons(&machine, &target));
     assert_eq!(ready(&machine), others.iter().filter(|one| one.0 != unit).cloned().collect::<Vec<_>>());
     machine.sh("systemctl start dbus.socket");
-    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
 
-    // Output before it becomes the daemon goes to the journal, and the API says where it is.
+    // Output from before the program becomes the daemon goes to the journal, and the API names the place.
     machine.sh(&format!("mkdir -p /etc/systemd/system/{unit}.d"));
     machine.write(&format!("/etc/systemd/system/{unit}.d/none.conf"), "[Service]\nReadOnlyPaths=/var/log\n");
     machine.sh("systemctl daemon-reload");
     machine.kill(machine.main_pid(&unit));
-    machine.await_that("it is reported", |machine| {
+    machine.await_that("the failure is reported", |machine| {
         reasons(machine, &target).contains("ended with status 1: `journalctl -u")
     });
     println!("{}", reasons(&machine, &target));
@@ -265,10 +265,11 @@ fn failed_daemon_start_reports_cause() {
         "[Service]\nExecStart=\nExecStart=/usr/bin/no-such-program\n",
     );
     machine.sh("systemctl daemon-reload");
-    machine.await_that("it is reported", |machine| reasons(machine, &target).contains("ended with status 203"));
+    machine
+        .await_that("the failure is reported", |machine| reasons(machine, &target).contains("ended with status 203"));
     println!("{}", reasons(&machine, &target));
     machine.sh(&format!("rm -r /etc/systemd/system/{unit}.d; systemctl daemon-reload"));
-    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
 }
 
 #[test]
@@ -280,7 +281,7 @@ fn unreachable_daemon_without_server_is_ended() {
     let group = machine.property(&whole, "ControlGroup");
     machine.sh(&format!("systemd-run --quiet --unit=server --property=Type=exec sleep 1000; cat /sys/fs/cgroup/system.slice/server.service/cgroup.procs > /sys/fs/cgroup{group}/cgroup.procs"));
     machine.sh("systemctl stop gpushd.service; rm -rf /run/gpush-mps/*; systemctl start gpushd.service");
-    machine.await_that("the one without a server is another", |machine| {
+    machine.await_that("the daemon without a server is replaced", |machine| {
         ready(machine).iter().any(|(unit, pid)| *unit == part && *pid != u64::from(ended))
     });
     let journal = machine.sh("journalctl --no-pager --output=cat -n 40");
@@ -288,7 +289,7 @@ fn unreachable_daemon_without_server_is_ended() {
     let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs, and its directory is gone"));
     assert!(reasons(&machine, &target(&machine, 'g')).contains("`systemctl stop"), "{:?}", daemons(&machine));
     machine.sh(&format!("systemctl stop {whole}"));
-    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
 }
 
 #[test]
@@ -325,7 +326,7 @@ fn directories_logs_and_accounting_are_in_place() {
     machine.sh("systemctl stop client.service gpushd.service");
     machine.kill(machine.main_pid(&unit));
     machine.sh("systemctl start gpushd.service");
-    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
     let other =
         machine.sh("setpriv --reuid=65533 --regid=65533 --clear-groups gpushctl lease env --mps --target 0 --for 1h");
     assert!(other.contains(&format!("/run/gpush-mps/{target}/2")), "{other}");
@@ -341,7 +342,7 @@ fn directories_logs_and_accounting_are_in_place() {
         // The figure exists only if this machine delegates the controller.
         println!("{unit}: {} ms of CPU, memory {}", used / 1_000_000, machine.property(unit, "MemoryCurrent"));
     }
-    // Stopping the slice ends them, whatever gpushd wants.
+    // A stop of the slice ends the daemons, regardless of the config.
     machine.sh("systemctl stop gpushd.service; systemctl stop gpush.slice");
     assert_eq!(machine.sh("pgrep nvidia-cuda-mps || true"), "");
 
