@@ -97,7 +97,7 @@ pub(super) async fn environment(
     caller: Caller,
     Part(id): Part,
 ) -> Result<Json<LeaseGrant>, Failure> {
-    Ok(Json(leases::environment(&leases, &caller, &id)?))
+    Ok(Json(leases::environment(&leases, &caller, &id).await?))
 }
 
 /// Releases a lease. Its capacity is free once none of its processes is left.

@@ -13,7 +13,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     Leases, dynamic,
     grant::end,
-    life::{self, GRACE},
+    life,
     queue, show,
 };
 use crate::{
@@ -38,6 +38,29 @@ async fn find(leases: &Leases, caller: &Caller, text: &str, what: &str) -> Resul
         Ok(Some(record)) => Err(Err(show::denied(&OpenLease::new(record), what))),
         Ok(None) => Err(Err(show::unknown(id))),
         Err(error) => Err(Err(error.into())),
+    }
+}
+
+/// Finds a lease as [`find`] does. A queued lease leaves the queue, and is returned with true. One that is being granted
+/// at this moment is returned when it is decided.
+async fn find_decided(
+    leases: &Leases,
+    caller: &Caller,
+    text: &str,
+    what: &str,
+    reason: EndReason,
+) -> Result<(OpenLease, bool), Result<Lease, ApiError>> {
+    /// Pause until the grant in progress is looked at again.
+    const AGAIN: Duration = Duration::from_millis(20);
+    loop {
+        let lease = find(leases, caller, text, what).await?;
+        if lease.state.name() != LeaseState::Queued {
+            return Ok((lease, false));
+        }
+        if queue::cancel(leases, lease.id(), reason).await {
+            return Ok((lease, true));
+        }
+        tokio::time::sleep(AGAIN).await;
     }
 }
 
@@ -79,15 +102,14 @@ async fn is_repeated(leases: &Leases, key: Option<&Key>) -> Result<bool, ApiErro
 /// # Errors
 /// When there is none of that id, it is another user's, or the release cannot be recorded.
 pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: Option<Key>) -> Result<Lease, ApiError> {
-    let lease = match find(leases, caller, text, "release").await {
-        Ok(lease) => lease,
+    let (lease, was_queued) = match find_decided(leases, caller, text, "release", EndReason::Cancelled).await {
+        Ok(found) => found,
         Err(ended) => return ended,
     };
     let id = lease.id();
     match lease.state.name() {
-        LeaseState::Queued => {
-            queue::cancel(leases, id, EndReason::Cancelled).await;
-        }
+        _ if was_queued => {}
+        LeaseState::Queued => {}
         LeaseState::Active => {
             let user = leases.handles.users.user(caller.peer.uid).await;
             let mut also = also(caller, user, key, "lease.release", id.to_string(), serde_json::Value::Null);
@@ -100,7 +122,7 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
                 Ok(record) => {
                     leases.handles.state.change_leases(|table| {
                         if let Some(lease) = table.open.get_mut(&id) {
-                            lease.record = record;
+                            lease.set_record(record);
                         }
                     });
                     life::begin_end(leases, id, Event::Released).await;
@@ -111,7 +133,7 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
             }
         }
         LeaseState::Granting => {
-            life::apply(leases, id, Event::Released);
+            life::begin_end(leases, id, Event::Released).await;
             dynamic::cancel(leases, caller, &lease.record).await?;
         }
         LeaseState::Releasing | LeaseState::Ended => {}
@@ -205,22 +227,21 @@ pub(crate) async fn revoke(
     if !request.end && times.iter().any(Option::is_some) {
         return Err(ApiError::new(Code::BadRequest, "a notice or grace period needs `end`").hint("add `--end`"));
     }
-    let lease = match find(leases, caller, text, "revoke").await {
-        Ok(lease) => lease,
+    let (lease, was_queued) = match find_decided(leases, caller, text, "revoke", EndReason::Revoked).await {
+        Ok(found) => found,
         Err(ended) => return ended,
     };
     let id = lease.id();
     let ends = request.end || life::rule_ends_processes(leases, &lease.record);
     let end = ends.then(|| EndProcesses {
         notice: request.notice_s.map_or(NOTICE, Duration::from_secs),
-        grace: request.grace_s.map_or(GRACE, Duration::from_secs),
+        grace: request.grace_s.map_or_else(|| life::grace(leases), Duration::from_secs),
     });
-    if lease.state.name() == LeaseState::Queued {
-        queue::cancel(leases, id, EndReason::Revoked).await;
+    if was_queued {
         return show::one(leases, caller.viewer, text).await;
     }
     if lease.state.name() == LeaseState::Granting {
-        life::apply(leases, id, Event::Revoked(None));
+        life::begin_end(leases, id, Event::Revoked(None)).await;
         dynamic::cancel(leases, caller, &lease.record).await?;
         return settled(leases, caller, &lease).await;
     }
@@ -238,7 +259,7 @@ pub(crate) async fn revoke(
     let record = written.await?;
     leases.handles.state.change_leases(|table| {
         if let Some(lease) = table.open.get_mut(&id) {
-            lease.record = record;
+            lease.set_record(record);
         }
     });
     life::begin_end(leases, id, Event::Revoked(end)).await;

@@ -21,6 +21,7 @@ use crate::{
     idempotency::Key,
     lanes::Claim,
     operation::Also,
+    state::OpenLease,
 };
 
 /// What a dynamic grant creates, with the lanes of its GPUs.
@@ -88,18 +89,21 @@ impl Begun {
         let (id, operation) = (self.record.id, self.record.operation);
         life::watch(leases, id);
         self.creation.execute(&leases.handles.engine);
-        let mut snapshots = leases.handles.state.watch();
-        let is_decided = |table: &crate::state::LeaseTable| {
-            table.open.get(&id).is_none_or(|lease| lease.state.name() != LeaseState::Granting)
-        };
-        // The sender lives as long as the state.
-        let _decided = snapshots.wait_for(|host| is_decided(&host.leases)).await.is_ok();
+        decided(leases, id).await;
         let table = leases.handles.state.leases();
         match table.open.get(&id) {
             Some(lease) if lease.state.name() == LeaseState::Active => show::granted(leases, lease, viewer),
             Some(_) | None => Err(not_created(leases, id, operation).await),
         }
     }
+}
+
+/// Waits while the operation of a lease creates its devices.
+pub(super) async fn decided(leases: &Leases, id: LeaseId) {
+    let mut snapshots = leases.handles.state.watch();
+    let is_granting = |lease: &OpenLease| lease.state.name() == LeaseState::Granting;
+    // The sender lives as long as the state.
+    let _decided = snapshots.wait_for(|host| !host.leases.open.get(&id).is_some_and(is_granting)).await.is_ok();
 }
 
 async fn not_created(leases: &Leases, id: LeaseId, operation: Option<OperationId>) -> ApiError {

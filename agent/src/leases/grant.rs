@@ -76,7 +76,7 @@ pub(crate) async fn request(
     if let Some(key) = &key
         && let Some(number) = leases.handles.idempotency.number(key).await?
     {
-        return known(leases, caller, LeaseId(number));
+        return known(leases, caller, LeaseId(number)).await;
     }
     if let Some(maintenance) = leases.handles.state.maintenance() {
         return Err(words::refusal(&maintenance));
@@ -95,6 +95,9 @@ pub(crate) async fn request(
         let gpus = seen.gpus(Viewer::Log);
         let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
         let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty).await?;
+        // Users and groups may have been looked up for seconds: placed on what is known now.
+        let seen = leases.handles.readings.host().await?;
+        let gpus = seen.gpus(Viewer::Log);
         let not_placed = match reserve(leases, &seen, &gpus, &resolved) {
             Ok(reserved) => {
                 let granted = commit(leases, caller.viewer, resolved.new.into(), &request, reserved, key).await?;
@@ -131,8 +134,10 @@ pub(crate) async fn request(
 }
 
 /// Returns the lease that a request with this key got before.
-fn known(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome, ApiError> {
-    let granted = show::environment(leases, caller, &id.to_string());
+async fn known(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome, ApiError> {
+    // Its operation may go on after a crash.
+    dynamic::decided(leases, id).await;
+    let granted = show::environment(leases, caller, &id.to_string()).await;
     let granted = granted.map_err(|error| match error.code {
         Code::NotFound | Code::Conflict => {
             ApiError::new(Code::Conflict, format!("lease {id}, granted to this request before, has ended"))
@@ -303,7 +308,14 @@ pub(super) async fn commit(
             leases.ends_changed.notify_one();
             let table = leases.handles.state.leases();
             let lease = table.open.get(&record.id).ok_or_else(|| show::unknown(record.id))?;
-            show::granted(leases, lease, viewer)
+            match show::granted(leases, lease, viewer) {
+                Ok(granted) => Ok(granted),
+                Err(error) => {
+                    // Its MPS daemon has ended meanwhile: the holder gets no environment, and so no lease.
+                    super::life::end_unused(leases, record.id).await;
+                    Err(error)
+                }
+            }
         }
         // What the disk has is known when gpushd has restarted. Until then the store refuses all changes.
         Err(error @ StoreError::Uncertain { .. }) => Err(error.into()),

@@ -28,7 +28,7 @@ use nix::sys::signal::Signal;
 use tokio::sync::Notify;
 
 use super::{
-    Leases,
+    Leases, dynamic,
     processes::{self, Left},
     queue,
 };
@@ -46,9 +46,6 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Maximum time until gpushd notices that the clock was set forward.
 const CLOCK: Duration = Duration::from_secs(30);
 
-/// Time from SIGTERM to SIGKILL for a revocation of an earlier gpushd.
-pub(super) const GRACE: Duration = Duration::from_secs(10);
-
 /// Most pidfds that a releasing lease waits for at a time.
 const MOST_AWAITED: usize = 64;
 
@@ -56,6 +53,11 @@ const MOST_AWAITED: usize = 64;
 fn now() -> machine::Instant {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed()
+}
+
+/// Time from SIGTERM to SIGKILL, where a revocation names none.
+pub(super) fn grace(leases: &Leases) -> Duration {
+    Duration::from_secs(leases.handles.state.config().processes.grace_s)
 }
 
 /// Runs leases until gpushd stops: takes over those of an earlier gpushd, ends expired ones, and serves the queue.
@@ -70,11 +72,14 @@ async fn take_over(leases: &Leases) {
     for lease in open {
         match lease.state.name() {
             // Its client waits no longer.
-            LeaseState::Queued => record_end(leases, lease.id(), EndReason::Cancelled).await,
+            LeaseState::Queued => {
+                let (leases, id) = (leases.clone(), lease.id());
+                tokio::spawn(async move { record_end(&leases, id, EndReason::Cancelled).await });
+            }
             LeaseState::Active | LeaseState::Releasing => {
                 if let Some(at) = lease.record.revocation.as_ref().and_then(|revocation| revocation.processes_end_at) {
                     let notice = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
-                    apply(leases, lease.id(), Event::Revoked(Some(EndProcesses { notice, grace: GRACE })));
+                    apply(leases, lease.id(), Event::Revoked(Some(EndProcesses { notice, grace: grace(leases) })));
                 }
                 watch(leases, lease.id());
             }
@@ -151,7 +156,7 @@ async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
             },
             LeaseState::Releasing => return finish(leases, id, changed).await,
             LeaseState::Granting => {
-                operation_ends(leases, id).await;
+                dynamic::decided(leases, id).await;
                 // It has an end time now, or its capacity is free.
                 leases.ends_changed.notify_one();
                 leases.capacity_freed();
@@ -160,14 +165,6 @@ async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
             LeaseState::Ended => return,
         }
     }
-}
-
-/// Waits until the operation that creates the devices of a lease has ended.
-async fn operation_ends(leases: &Leases, id: LeaseId) {
-    let mut snapshots = leases.handles.state.watch();
-    let granting = |lease: &OpenLease| lease.state.name() == LeaseState::Granting;
-    // The sender lives as long as the state.
-    let _ended = snapshots.wait_for(|host| !host.leases.open.get(&id).is_some_and(granting)).await.is_ok();
 }
 
 /// Waits until the process that a lease is bound to has ended; for ever when it is bound to none.
@@ -206,7 +203,7 @@ async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
         if lease.state.reason() == Some(EndReason::Expired) && rule_ends_processes(leases, &lease.record) {
             // The holder knew the end of the lease, so no notice is needed. Sending this event again changes nothing.
-            apply(leases, id, Event::Expired(Some(EndProcesses { notice: Duration::ZERO, grace: GRACE })));
+            apply(leases, id, Event::Expired(Some(EndProcesses { notice: Duration::ZERO, grace: grace(leases) })));
         }
         let left = processes::left(leases, &lease).await;
         let mut effects = apply(leases, id, Event::Probed(left.remaining));
@@ -280,7 +277,7 @@ async fn note(leases: &Leases, lease: &OpenLease, left: &Left) {
         match written.await {
             Ok(record) => leases.handles.state.change_leases(|table| {
                 if let Some(lease) = table.open.get_mut(&id) {
-                    lease.record = record;
+                    lease.set_record(record);
                 }
             }),
             // After a restart the lease is active, and its end begins again.
@@ -351,6 +348,10 @@ pub(super) async fn record_end(leases: &Leases, id: LeaseId, reason: EndReason) 
         _ => Event::Released,
     };
     let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
+    if lease.state.name() != LeaseState::Queued {
+        begin_end(leases, id, event).await;
+        return;
+    }
     while let Err(error) = write_end(leases, &lease, reason).await {
         tracing::error!("cannot record the end of lease {id}, trying again: {error}");
         tokio::select! {

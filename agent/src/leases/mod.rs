@@ -103,6 +103,8 @@ pub(crate) struct Inner {
     placing: Mutex<()>,
     /// Requests that wait, by their position in the order of arrival.
     waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
+    /// Requests that are being recorded as queued, by the uid of their holder.
+    entering: Mutex<BTreeMap<u32, usize>>,
     /// Leases with a task that watches for their end.
     watched: Mutex<BTreeMap<LeaseId, Arc<Notify>>>,
     /// Wakes the queue: capacity became free, or a request came.
@@ -126,6 +128,7 @@ impl Leases {
             handles,
             placing: Mutex::default(),
             waiting: Mutex::default(),
+            entering: Mutex::default(),
             watched: Mutex::default(),
             queue_changed: Notify::new(),
             ends_changed: Notify::new(),
@@ -143,6 +146,10 @@ impl Leases {
 
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<Ticket, queue::Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn entering(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
+        self.entering.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn watched(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<Notify>>> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Gpu, LeaseMember, LeaseRequest, LeaseShare, MemberShare, MpsSettings};
+use gpush_api::{ApiError, Gpu, LeaseMember, LeaseRequest, LeaseShare, LeaseState, MemberShare, MpsSettings};
 use gpush_core::lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib};
 
 use super::Leases;
@@ -15,11 +15,16 @@ use crate::{
 pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &LeaseTable) -> Host {
     let members: Vec<(u32, &LeaseMember)> = table.members().collect();
     let (daemons, users) = mps::daemons(&leases.handles.mps);
+    let mut claimed = leases.handles.lanes.claimed();
+    // Which device a granting lease has is known once the end of its operation is recorded, which may be later than the
+    // end of the claim.
+    let granting = table.open.values().filter(|lease| lease.state.name() == LeaseState::Granting);
+    claimed.extend(granting.flat_map(|lease| gpus_of(&lease.record.members)));
     let mut offered = Host::of(&Snapshot {
         config: &host.config,
         gpus,
         members: &members,
-        claimed: &leases.handles.lanes.claimed(),
+        claimed: &claimed,
         daemons: &daemons,
         users: &users,
         created: &table.created,

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gpush_api::{LeaseBinding, LeaseId, LeaseMember, MemberShare, Process};
+use gpush_api::{GpuState, LeaseId, LeaseMember, MemberShare, Process};
 use gpush_core::lease::machine::Remaining;
 use gpush_host::proc;
 
@@ -41,8 +41,11 @@ impl Left {
 
     /// What the lease waits for, one sentence each.
     pub(super) fn words(&self) -> Vec<String> {
-        let mut words: Vec<String> =
-            self.pids().take(MOST_NAMED).map(|pid| format!("process {pid} ({}) runs", proc::name(pid))).collect();
+        let sentence = |pid: u32| match proc::name(pid) {
+            name if name.is_empty() => format!("process {pid} runs"),
+            name => format!("process {pid} ({name}) runs"),
+        };
+        let mut words: Vec<String> = self.pids().take(MOST_NAMED).map(sentence).collect();
         if let Some(more) = self.pids().count().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
             words.push(format!("{more} more processes run"));
         }
@@ -60,12 +63,8 @@ impl Left {
 pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
     let mut left =
         Left { remaining: Remaining { bound: Some(0), driver: Some(0), daemon: Some(0) }, ..Left::default() };
-    if let LeaseBinding::Process { pid: Some(pid), start } = lease.record.binding
-        && proc::start(pid) == start
-    {
-        left.remaining.bound = Some(1);
-        left.own.insert(pid);
-    }
+    left.own = named(leases, lease).await;
+    left.remaining.bound = u32::try_from(left.own.len()).ok();
     for member in &lease.record.members {
         let clients = match member.share {
             MemberShare::Mps { .. } => mps::clients_now(&leases.handles.mps, &member.target).await,
@@ -109,9 +108,26 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
     left
 }
 
+/// Processes of the holder whose environment names the lease: those that `gpushctl run` became, and what they started.
+/// The process that a lease is bound to may be a login shell, and is not one of them.
+async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
+    let (leases, uid, id) = (leases.clone(), lease.record.holder.uid, lease.id().to_string());
+    let own = tokio::task::spawn_blocking(move || {
+        let pids = proc::pids().filter_map(|pid| u32::try_from(pid).ok());
+        let of_holder = pids.filter(|pid| proc::owner(*pid) == Some(uid));
+        of_holder.filter(|pid| mps::named(&leases.handles.mps, *pid).as_ref() == Some(&id)).collect()
+    });
+    own.await.unwrap_or_default()
+}
+
 /// Pids on the target of a member, by the driver; `None` when they are not known. MPS servers of gpushd are left out:
 /// they run as the user, and end with their clients.
 async fn listed(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
+    let host = leases.handles.state.now();
+    if host.gpu(&member.gpu).is_some_and(|gpu| gpu.gpu.state == GpuState::Lost) {
+        // Nothing computes on it any more.
+        return Some(Vec::new());
+    }
     let reading = tokio::time::timeout(DRIVER, leases.handles.readings.read_now(&member.gpu)).await.ok()?.ok()?;
     if !reading.processes_known {
         return None;

@@ -79,20 +79,57 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        if self.result.is_some() {
-            let (leases, ticket) = (self.leases.clone(), self.ticket);
-            self.leases.handles.tasks.spawn(async move {
-                let waiting = leases.waiting().remove(&ticket);
-                if let Some(waiting) = waiting {
-                    leave(&leases, waiting, EndReason::Cancelled, None).await;
-                }
-            });
-        }
+        let Some(mut result) = self.result.take() else { return };
+        result.close();
+        // Granted, and the client has gone before it read that.
+        let granted = result.try_recv().ok().and_then(Result::ok).map(|granted| granted.lease.id);
+        let (leases, ticket) = (self.leases.clone(), self.ticket);
+        self.leases.handles.tasks.spawn(async move {
+            if let Some(id) = granted {
+                super::life::end_unused(&leases, id).await;
+            }
+            let waiting = leases.waiting().remove(&ticket);
+            if let Some(waiting) = waiting {
+                leave(&leases, waiting, EndReason::Cancelled, None).await;
+            }
+        });
     }
 }
 
 fn stopping() -> ApiError {
     ApiError::new(Code::Unavailable, format!("{}: the request was removed from the queue", gpush_api::STOPPING)).retryable()
+}
+
+/// A request that is being recorded as queued: it counts for the quota of its holder.
+struct Entering<'a> {
+    leases: &'a Leases,
+    holder: u32,
+}
+
+impl<'a> Entering<'a> {
+    fn new(leases: &'a Leases, resolved: &Resolved) -> Result<Self, ApiError> {
+        let holder = resolved.wanted.holder;
+        let mut entering = leases.entering();
+        let mut held = grant::held(&leases.handles.state.leases(), holder);
+        let count = entering.entry(holder).or_default();
+        let unrecorded = quota::Held { id: LeaseId(0), queued: true, size: quota::Size::default() };
+        held.extend(std::iter::repeat_n(unrecorded, *count));
+        quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))?;
+        *count += 1;
+        Ok(Self { leases, holder })
+    }
+}
+
+impl Drop for Entering<'_> {
+    fn drop(&mut self) {
+        let mut entering = self.leases.entering();
+        if let Some(count) = entering.get_mut(&self.holder) {
+            *count -= 1;
+            if *count == 0 {
+                entering.remove(&self.holder);
+            }
+        }
+    }
 }
 
 /// Records a request as queued.
@@ -107,8 +144,7 @@ pub(super) async fn enter(
     key: Option<Key>,
     lock: Option<OwnedMutexGuard<()>>,
 ) -> Result<Waiter, ApiError> {
-    let held = grant::held(&leases.handles.state.leases(), resolved.wanted.holder);
-    quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))?;
+    let _entering = Entering::new(leases, &resolved)?;
     let until = match wait {
         LeaseWait::Seconds(seconds) => Instant::now().checked_add(Duration::from_secs(seconds)),
         LeaseWait::No | LeaseWait::Unlimited => None,
@@ -191,13 +227,12 @@ pub(super) async fn run(leases: Leases) {
 /// Decides about all requests that wait.
 async fn pass(leases: &Leases) {
     let now = Instant::now();
-    let late: Vec<Waiting> = leases
-        .waiting()
-        .extract_if(.., |_, waiting| waiting.until.is_some_and(|until| until <= now))
-        .map(|(_, waiting)| waiting)
-        .collect();
-    for waiting in late {
-        leave(leases, waiting, EndReason::TimedOut, None).await;
+    let is_over = |waiting: &Waiting| waiting.reply.is_closed() || waiting.until.is_some_and(|until| until <= now);
+    let over: Vec<Waiting> =
+        leases.waiting().extract_if(.., |_, waiting| is_over(waiting)).map(|(_, waiting)| waiting).collect();
+    for waiting in over {
+        let reason = if waiting.reply.is_closed() { EndReason::Cancelled } else { EndReason::TimedOut };
+        leaves(leases, waiting, reason, None);
     }
     // Without a driver nothing can be granted; the requests keep waiting.
     let Ok(seen) = leases.handles.readings.host().await else { return };
@@ -205,12 +240,12 @@ async fn pass(leases: &Leases) {
     let mut granted: Vec<(Waiting, Reserved)> = Vec::new();
     let mut never: Vec<(Waiting, ApiError)> = Vec::new();
     decide(leases, &seen.host, &gpus, &mut granted, &mut never);
-    for (waiting, error) in never {
-        leave(leases, waiting, EndReason::Failed, Some(error)).await;
-    }
     for (waiting, reserved) in granted {
         let leases = leases.clone();
         leases.handles.tasks.clone().spawn(async move { serve(&leases, waiting, reserved).await });
+    }
+    for (waiting, error) in never {
+        leaves(leases, waiting, EndReason::Failed, Some(error));
     }
 }
 
@@ -375,6 +410,7 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     {
         // The GPU has changed since it was placed, or cannot be read for a moment.
         tracing::info!("lease {id} waits again: {error}");
+        // A pass removes it once its client has gone.
         if leases.handles.stopping.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_some() {
             leases.waiting().insert(waiting.place.ticket(), waiting);
             leases.queue_changed.notify_one();
@@ -397,17 +433,23 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     }
 }
 
+/// Ends a request that waits, in a task of its own: the record may take long.
+fn leaves(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
+    let leases = leases.clone();
+    leases.handles.tasks.clone().spawn(async move { leave(&leases, waiting, reason, error).await });
+}
+
 /// Ends a request that waits.
 async fn leave(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
-    let Waiting { id, resolved, place, reply, .. } = waiting;
+    let Waiting { id, place, reply, .. } = waiting;
     drop(place);
+    let queue = leases.handles.state.leases().open.get(&id).and_then(|lease| lease.queue.clone());
     end_queued(leases, id, reason).await;
     let error = error.unwrap_or_else(|| match reason {
         EndReason::TimedOut => {
             let mut error = ApiError::new(Code::TimedOut, format!("lease {id} was not granted in time")).retryable();
-            let _ = &resolved;
-            error.hint = Some("request it again with a longer `--wait`".to_owned());
-            error
+            error.causes = queue.map(|queue| queue.reasons).unwrap_or_default();
+            error.hint("request it again with a longer `--wait`")
         }
         EndReason::Revoked => ApiError::new(Code::Cancelled, format!("an administrator revoked lease {id}")),
         _ => ApiError::new(Code::Cancelled, format!("lease {id} was cancelled before it was granted")),

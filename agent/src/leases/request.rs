@@ -14,6 +14,7 @@ use gpush_core::{
 };
 use gpush_host::proc;
 use gpush_store::NewLease;
+use jiff::Timestamp;
 
 use super::Leases;
 use crate::{
@@ -101,7 +102,7 @@ fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<
     Ok(Some(positions.into_iter().map(|at| host.gpus[at].gpu.index).collect()))
 }
 
-/// Leaves out the GPUs that only Slurm's hooks may lease, which ask as root.
+/// Leaves out the GPUs that only Slurm's hooks may lease, which ask as root and name the GPUs.
 ///
 /// # Errors
 /// When no other GPU is left.
@@ -115,7 +116,8 @@ fn for_caller(
         terms.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
     };
     let slurms: BTreeSet<u32> = host.gpus.iter().filter(is_slurms).map(|gpu| gpu.gpu.index).collect();
-    if caller.viewer.is_admin() || slurms.is_empty() {
+    // An administrator must name them, as Slurm's hooks do.
+    if slurms.is_empty() || caller.viewer.is_admin() && selected.is_some() {
         return Ok(selected);
     }
     let all = || host.gpus.iter().map(|gpu| gpu.gpu.index).collect();
@@ -227,8 +229,10 @@ pub(super) async fn may_last(
     let holder = &lease.record.holder;
     let gpus = leases.handles.state.now().gpus.len();
     let quota = quota(leases, caller, holder.uid, holder.user.as_deref(), gpus).await;
-    // Only the duration counts: the lease is there already.
-    quota::check_request(&quota, &[], lease.record.kind, Some(duration_s)).map_err(|denial| ApiError::from(&denial))
+    // Only the duration counts, from the grant to the new end: the lease is there already.
+    let since = lease.record.granted_at.map_or(0, |at| Timestamp::now().duration_since(at).as_secs());
+    let all = duration_s.saturating_add(u64::try_from(since).unwrap_or(0));
+    quota::check_request(&quota, &[], lease.record.kind, Some(all)).map_err(|denial| ApiError::from(&denial))
 }
 
 #[cfg(test)]

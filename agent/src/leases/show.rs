@@ -71,10 +71,10 @@ pub(super) fn unknown(id: LeaseId) -> ApiError {
 ///
 /// # Errors
 /// When there is none of that id, it is another user's, or it is not active.
-pub(crate) fn environment(leases: &Leases, caller: &Caller, text: &str) -> Result<LeaseGrant, ApiError> {
+pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) -> Result<LeaseGrant, ApiError> {
     let id = id(text)?;
     let table = leases.handles.state.leases();
-    let lease = table.open.get(&id).ok_or_else(|| unknown(id))?;
+    let Some(lease) = table.open.get(&id) else { return Err(ended(one(leases, caller.viewer, text).await?)) };
     if !caller.viewer.is_admin() && caller.peer.uid != lease.record.holder.uid {
         return Err(denied(lease, "use"));
     }
@@ -84,6 +84,13 @@ pub(crate) fn environment(leases: &Leases, caller: &Caller, text: &str) -> Resul
             .hint(format!("see `gpushctl lease show {id}`")));
     }
     granted(leases, lease, caller.viewer)
+}
+
+/// Refuses the environment of a lease that has ended.
+fn ended(lease: Lease) -> ApiError {
+    let reason = lease.reason.map_or_else(String::new, |reason| format!(": {}", reason.name().replace('_', " ")));
+    ApiError::new(Code::Conflict, format!("lease {} has ended{reason}", lease.id))
+        .hint("request another one with `gpushctl lease request`")
 }
 
 /// Refuses a caller who is neither the holder nor an administrator.

@@ -54,8 +54,12 @@ impl OpenLease {
         self.record.id
     }
 
-    /// Replaces the record, and with it the end time. The state stays.
+    /// Replaces the record, and with it the end time. The state stays. A record that is older than the present one is
+    /// ignored: two changes may be shown in another order than they were recorded.
     pub(crate) fn set_record(&mut self, record: LeaseRecord) {
+        if record.sequence < self.record.sequence {
+            return;
+        }
         self.deadline = deadline(record.expires_at);
         self.record = record;
     }
@@ -79,7 +83,7 @@ impl OpenLease {
     pub(crate) fn describe(&self) -> String {
         let holder = self.record.holder.user.clone().unwrap_or_else(|| format!("uid {}", self.record.holder.uid));
         let end = match (self.state.name(), self.record.expires_at) {
-            (LeaseState::Releasing, _) => ", which is releasing".to_owned(),
+            (LeaseState::Releasing, _) => " (releasing)".to_owned(),
             (_, Some(at)) => format!(" until {}", at.strftime("%Y-%m-%d %H:%M:%S UTC")),
             (_, None) => String::new(),
         };

@@ -224,7 +224,9 @@ fn owner_and_quota_of_a_group_limit_who_gets_a_lease() {
     let (code, text) = as_nobody(&["lease", "request", "--whole", "--for", "1h"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
     // A hook requests it as root, for the user of the job.
-    let of_job = request(&agent, &["--whole", "--for", "1h", "--user", "65534"]);
+    let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h"]);
+    assert!(code == 5 && text.contains("Slurm"), "root must name the GPU: {text}");
+    let of_job = request(&agent, &["--whole", "-g", "1", "--for", "1h", "--user", "65534"]);
     // The groups of a user for whom root asks count as well.
     let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
     assert!(code == 5 && text.contains(&format!("group {group} may hold 1 lease")), "{text}");

@@ -83,7 +83,11 @@ impl Tx<'_> {
     pub fn revoke_lease(&mut self, id: LeaseId, revocation: LeaseRevocation) -> Result<LeaseRecord, StoreError> {
         let from = [LeaseState::Active, LeaseState::Releasing];
         let lease = self.known_lease(id, &from, LeaseState::Releasing)?;
-        let (revocation, reason) = (Some(revocation), lease.reason.or(Some(EndReason::Revoked)));
+        // The times that the holder was notified of stay.
+        let first = lease.revocation.as_ref().and_then(|revocation| revocation.processes_end_at);
+        let processes_end_at = first.or(revocation.processes_end_at);
+        let revocation = Some(LeaseRevocation { processes_end_at, ..revocation });
+        let reason = lease.reason.or(Some(EndReason::Revoked));
         self.put_lease(LeaseRecord { state: LeaseState::Releasing, reason, revocation, ..lease })
     }
 
