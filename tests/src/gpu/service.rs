@@ -330,7 +330,7 @@ impl Drop for Service {
 fn without_mps(command: &mut std::process::Command) {
     for (name, _) in std::env::vars_os() {
         let ours = name.to_string_lossy();
-        if ours.starts_with("CUDA_MPS_") || ours == "GPUSH_MPS_SHARE" || ours == "CUDA_VISIBLE_DEVICES" {
+        if ours.starts_with("CUDA_MPS_") || ours == "GPUSH_LEASE" || ours == "CUDA_VISIBLE_DEVICES" {
             command.env_remove(&name);
         }
     }
