@@ -52,7 +52,7 @@ pub(super) async fn request(
     let key = header.of(caller.peer.uid, "/v1/leases", &request);
     let requested = async move { leases::request(&leases, &caller, request, key).await };
     match requests.carry_out(requested).await? {
-        Outcome::Granted(granted) => Ok(Json(*granted)),
+        Outcome::Granted(granted) => Ok(Json(granted.delivered())),
         // Dropped with the connection of the client.
         Outcome::Queued(waiter) => Ok(Json(waiter.granted().await?)),
     }

@@ -53,9 +53,40 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// It was granted.
-    Granted(Box<LeaseGrant>),
+    Granted(Delivery),
     /// It waits in the queue.
     Queued(queue::Waiter),
+}
+
+/// A grant on its way to its client. The lease ends when it is dropped before, unless the client can ask again with the
+/// key of its request.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    leases: Leases,
+    granted: Box<LeaseGrant>,
+    /// Whether the lease stays when it is dropped.
+    stays: bool,
+}
+
+impl Delivery {
+    fn new(leases: &Leases, granted: LeaseGrant, has_key: bool) -> Self {
+        Self { leases: leases.clone(), granted: Box::new(granted), stays: has_key }
+    }
+
+    /// Returns the grant, which is answered now.
+    pub(crate) fn delivered(mut self) -> LeaseGrant {
+        self.stays = true;
+        (*self.granted).clone()
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        if !self.stays {
+            let (leases, id) = (self.leases.clone(), self.granted.lease.id);
+            self.leases.handles.tasks.spawn(async move { super::life::end_unused(&leases, id).await });
+        }
+    }
 }
 
 /// Requests a lease. A request with a key that was granted before returns its lease.
@@ -100,8 +131,9 @@ pub(crate) async fn request(
         let gpus = seen.gpus(Viewer::Log);
         let not_placed = match reserve(leases, &seen, &gpus, &resolved) {
             Ok(reserved) => {
+                let has_key = key.is_some();
                 let granted = commit(leases, caller.viewer, resolved.new.into(), &request, reserved, key).await?;
-                return Ok(Outcome::Granted(Box::new(granted)));
+                return Ok(Outcome::Granted(Delivery::new(leases, granted, has_key)));
             }
             Err(NotReserved::Refused(error)) => return Err(error),
             Err(NotReserved::NoRoom(why)) => why,
@@ -145,7 +177,7 @@ async fn known(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome,
         }
         _ => error,
     })?;
-    Ok(Outcome::Granted(Box::new(granted)))
+    Ok(Outcome::Granted(Delivery::new(leases, granted, true)))
 }
 
 /// Why nothing was reserved.
