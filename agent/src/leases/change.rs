@@ -10,12 +10,7 @@ use gpush_core::lease::machine::{EndProcesses, Event};
 use gpush_store::{NewAudit, StoreError, Tx};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{
-    Leases, dynamic,
-    grant::end,
-    life,
-    queue, show,
-};
+use super::{Leases, dynamic, grant::end, life, queue, show};
 use crate::{
     caller::Caller,
     idempotency::Key,

@@ -57,7 +57,7 @@ fn now() -> machine::Instant {
 
 /// Time from SIGTERM to SIGKILL, where a revocation names none.
 pub(super) fn grace(leases: &Leases) -> Duration {
-    Duration::from_secs(leases.handles.state.config().processes.grace_s)
+    Duration::from_secs(leases.handles.state.config().processes.grace_s.into())
 }
 
 /// Runs leases until gpushd stops: takes over those of an earlier gpushd, ends expired ones, and serves the queue.

@@ -97,7 +97,8 @@ impl Drop for Waiter {
 }
 
 fn stopping() -> ApiError {
-    ApiError::new(Code::Unavailable, format!("{}: the request was removed from the queue", gpush_api::STOPPING)).retryable()
+    ApiError::new(Code::Unavailable, format!("{}: the request was removed from the queue", gpush_api::STOPPING))
+        .retryable()
 }
 
 /// A request that is being recorded as queued: it counts for the quota of its holder.

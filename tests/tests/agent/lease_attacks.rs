@@ -266,7 +266,10 @@ fn reload_that_changes_the_rule_lets_the_lease_finish() {
     assert_eq!((truth(&host, 0), lease_now(&agent, granted.lease.id).state), (before, LeaseState::Active));
     release(&agent, granted.lease.id);
     lease_becomes(&agent, granted.lease.id, LeaseState::Ended);
-    agent.follow(agent.begin_with(&body).expect("nothing is leased"));
+    assert_eq!(
+        agent.follow(agent.begin_with(&body).expect("nothing is leased")).state,
+        gpush_api::OperationState::Done
+    );
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 }
 

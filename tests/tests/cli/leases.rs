@@ -214,7 +214,8 @@ fn owner_and_quota_of_a_group_limit_who_gets_a_lease() {
     let group = nix::unistd::Group::from_gid(nix::unistd::Gid::from_raw(65534)).ok().flatten().expect("a group").name;
     let host = Host::up(HOST);
     let quota = format!("[[quota]]\ngroups = [\"{group}\"]\nleases = 1\n");
-    let config = format!("{quota}{}", CONFIG.replace("mode = \"exclusive\"", "mode = \"exclusive\"\nowner = \"slurm\""));
+    let config =
+        format!("{quota}{}", CONFIG.replace("mode = \"exclusive\"", "mode = \"exclusive\"\nowner = \"slurm\""));
     let agent = Agent::start_public(&host, &config);
     done(&agent, &["apply", "0,1", "--wait"]);
     let as_nobody = |args: &[&str]| {
