@@ -48,7 +48,7 @@ pub(super) async fn resolve(
 ) -> Result<Resolved, ApiError> {
     request::check(&request)?;
     let holder = holder(caller, request.holder)?;
-    let selected = for_caller(caller, host, selected(host, &request)?)?;
+    let (selected, withheld) = for_caller(caller, host, selected(host, &request)?)?;
     let share = match WantedShare::of(&request.share) {
         Some(share) => share,
         None => {
@@ -61,6 +61,12 @@ pub(super) async fn resolve(
             WantedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
         }
     };
+    let offers = |gpu: &&GpuOffer| gpu.kinds().any(|kind| kind == share.kind());
+    let is_selected = |gpu: &&GpuOffer| selected.as_ref().is_none_or(|selected| selected.contains(&gpu.index));
+    let mut offering = offered.gpus.iter().filter(offers);
+    if offering.clone().any(|gpu| withheld.contains(&gpu.index)) && !offering.any(|gpu| is_selected(&gpu)) {
+        return Err(slurms_only());
+    }
     let target = match &request.target {
         Some(text) => Some(target(leases, share.kind(), gpus, text)?),
         None => None,
@@ -102,7 +108,8 @@ fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<
     Ok(Some(positions.into_iter().map(|at| host.gpus[at].gpu.index).collect()))
 }
 
-/// Leaves out the GPUs that only Slurm's hooks may lease, which ask as root and name the GPUs.
+/// Leaves out the GPUs that only Slurm's hooks may lease, which ask as root and name the GPUs. Returns the GPUs that may
+/// be used, and those left out.
 ///
 /// # Errors
 /// When no other GPU is left.
@@ -110,7 +117,7 @@ fn for_caller(
     caller: &Caller,
     host: &HostState,
     selected: Option<BTreeSet<u32>>,
-) -> Result<Option<BTreeSet<u32>>, ApiError> {
+) -> Result<(Option<BTreeSet<u32>>, BTreeSet<u32>), ApiError> {
     let is_slurms = |gpu: &&Arc<GpuSnapshot>| {
         let terms = gpu.rule.and_then(|rule| host.config.rules.get(rule)?.lease);
         terms.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
@@ -118,17 +125,22 @@ fn for_caller(
     let slurms: BTreeSet<u32> = host.gpus.iter().filter(is_slurms).map(|gpu| gpu.gpu.index).collect();
     // An administrator must name them, as Slurm's hooks do.
     if slurms.is_empty() || caller.viewer.is_admin() && selected.is_some() {
-        return Ok(selected);
+        return Ok((selected, BTreeSet::new()));
     }
     let all = || host.gpus.iter().map(|gpu| gpu.gpu.index).collect();
     let mut left = selected.unwrap_or_else(all);
     let were_there = !left.is_empty();
     left.retain(|index| !slurms.contains(index));
     if left.is_empty() && were_there {
-        let error = ApiError::new(Code::Denied, "these GPUs are leased to Slurm jobs only");
-        return Err(error.hint("submit a job with `sbatch` or `srun`; see the GPUs of others with `gpushctl gpu list`"));
+        return Err(slurms_only());
     }
-    Ok(Some(left))
+    Ok((Some(left), slurms))
+}
+
+fn slurms_only() -> ApiError {
+    ApiError::new(Code::Denied, "these GPUs are leased to Slurm jobs only")
+        .cause("their config rule has `owner = \"slurm\"`")
+        .hint("submit a job with `sbatch` or `srun`; an administrator can request them by name: `-g GPU`")
 }
 
 /// Finds the UUID of the MPS target or MIG device that a text names.

@@ -74,7 +74,7 @@ pub(super) fn unknown(id: LeaseId) -> ApiError {
 pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) -> Result<LeaseGrant, ApiError> {
     let id = id(text)?;
     let table = leases.handles.state.leases();
-    let Some(lease) = table.open.get(&id) else { return Err(ended(one(leases, caller.viewer, text).await?)) };
+    let Some(lease) = table.open.get(&id) else { return Err(ended(&one(leases, caller.viewer, text).await?)) };
     if !caller.viewer.is_admin() && caller.peer.uid != lease.record.holder.uid {
         return Err(denied(lease, "use"));
     }
@@ -87,7 +87,7 @@ pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) ->
 }
 
 /// Refuses the environment of a lease that has ended.
-fn ended(lease: Lease) -> ApiError {
+fn ended(lease: &Lease) -> ApiError {
     let reason = lease.reason.map_or_else(String::new, |reason| format!(": {}", reason.name().replace('_', " ")));
     ApiError::new(Code::Conflict, format!("lease {} has ended{reason}", lease.id))
         .hint("request another one with `gpushctl lease request`")
