@@ -170,6 +170,28 @@ fn lease_is_entered_shown_renewed_and_ended() {
 }
 
 #[test]
+fn program_in_a_lease_keeps_it_and_a_shell_that_holds_it_does_not() {
+    let (_host, agent) = started();
+    // As a login shell: the lease is bound to this process, which is no program in the lease.
+    let id = request(&agent, &["--whole", "--with", &std::process::id().to_string()]);
+    let words = ["run", "--lease", &id, "--", "/bin/sh", "-c", "echo started; read _"];
+    let mut command = gpushctl(&agent, &words, 100);
+    let mut program = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("gpushctl");
+    let mut line = String::new();
+    BufReader::new(program.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
+    assert_eq!(line, "started\n");
+    done(&agent, &["lease", "release", &id]);
+    let says = format!("process {} ", program.id());
+    agent.await_that("what it waits for", || lease(&agent, &id).waits_for.iter().any(|one| one.starts_with(&says)));
+    let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h"]);
+    assert!(code == 4 && text.contains(&id), "the program has not begun to compute: {text}");
+    drop(program.stdin.take());
+    assert!(program.wait().expect("an end").code().is_some());
+    agent.await_that("the lease has ended", || lease(&agent, &id).state == LeaseState::Ended);
+    request(&agent, &["--whole", "--for", "1h"]);
+}
+
+#[test]
 fn lease_belongs_to_its_holder() {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIPPED leases of other users: only root can be several users");
