@@ -240,6 +240,8 @@ async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, Str
         with.push(together(&mut clients).await?);
     }
     service.release(&granted).await?;
+    // The lease ends once gpushd has seen that its last client is gone.
+    service.idle().await?;
     service.ctl::<serde_json::Value>(&["mps", "stop", TARGET]).await?;
     let mut without = Vec::new();
     for number in NUMBERS {
