@@ -58,6 +58,9 @@ pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
         let asks_gpushd = ["`gpushctl gpu list`", "`gpushctl status`"].iter().any(|command| hint.contains(command));
         *hint = match (asks_gpushd, hint.contains("`devices` in the file")) {
             (true, true) => "mend `devices` in the file, or name another host".to_owned(),
+            (true, false) if hint.starts_with("choose GPUs that have it") => {
+                format!("choose GPUs that have MIG: `{profiles}`")
+            }
             (true, false) => format!("select GPUs that it has: `{profiles}`"),
             (false, _) => hint.replace("gpushctl mig profiles", &profiles),
         };

@@ -45,8 +45,10 @@ impl Left {
             name if name.is_empty() => format!("process {pid} runs"),
             name => format!("process {pid} ({name}) runs"),
         };
-        let mut words: Vec<String> = self.pids().take(MOST_NAMED).map(sentence).collect();
-        if let Some(more) = self.pids().count().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
+        // The driver and the daemon list a process for a moment after its end.
+        let alive: Vec<u32> = self.pids().filter(|pid| proc::is_alive(*pid)).collect();
+        let mut words: Vec<String> = alive.iter().take(MOST_NAMED).map(|pid| sentence(*pid)).collect();
+        if let Some(more) = alive.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
             words.push(format!("{more} more processes run"));
         }
         if self.remaining.driver.is_none() {
@@ -114,7 +116,8 @@ async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
     let (leases, uid, id) = (leases.clone(), lease.record.holder.uid, lease.id().to_string());
     let own = tokio::task::spawn_blocking(move || {
         let pids = proc::pids().filter_map(|pid| u32::try_from(pid).ok());
-        let of_holder = pids.filter(|pid| proc::owner(*pid) == Some(uid));
+        // One that has ended and was not waited for is not alive.
+        let of_holder = pids.filter(|pid| proc::owner(*pid) == Some(uid) && proc::is_alive(*pid));
         of_holder.filter(|pid| mps::named(&leases.handles.mps, *pid).as_ref() == Some(&id)).collect()
     });
     own.await.unwrap_or_default()

@@ -212,7 +212,12 @@ impl Service {
     /// It cannot be started. A refused lease shows when the caller waits for the client.
     pub fn run(&mut self, request: &[&str], work: Work) -> Result<Client, String> {
         let mut command = self.command("gpushctl");
-        command.args(["run", "--target", TARGET]).args(request).arg("--").args(&self.client).args(work.arguments());
+        command
+            .args(["run", "--wait=60s", "--target", TARGET])
+            .args(request)
+            .arg("--")
+            .args(&self.client)
+            .args(work.arguments());
         self.begin(command)
     }
 
