@@ -39,7 +39,7 @@ fn member(target: &str) -> LeaseMember {
     LeaseMember { target: target.to_owned(), gpu: "GPU-0".to_owned(), share, memory_mib: 1, gpu_memory_mib: 4 }
 }
 
-/// The events of leases since the cursor was last asked.
+/// Returns the lease events since the last call.
 fn events(cursor: &mut Cursor) -> Vec<(LeaseId, LeaseState, Option<EndReason>)> {
     let mut told = Vec::new();
     while let Next::Events(events) = cursor.now() {
@@ -109,7 +109,7 @@ fn lease_expires_by_either_clock() {
     assert!(!lease.has_expired(now, at));
     // The wall clock was set forward.
     assert!(lease.has_expired(in_an_hour, at));
-    // It was set back, and the time has passed all the same.
+    // The wall clock was set back, but the time has passed on the monotonic clock.
     assert!(lease.has_expired(Timestamp::UNIX_EPOCH, at + Duration::from_secs(3601)));
     assert!(!OpenLease::new(record(1, 1000, "GPU-0")).has_expired(Timestamp::MAX, at + Duration::from_secs(1 << 30)));
 }
