@@ -93,7 +93,7 @@ impl Driver {
 /// Converts a driver error to the error of a step.
 pub(super) fn explain(what: &str, error: &DriverError) -> ApiError {
     let said = error.to_api();
-    // The error is not retryable: only the caller can decide to retry, after the operation has ended.
+    // Keeps `retryable`: the caller may retry after the operation has ended.
     ApiError { message: what.to_owned(), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 
