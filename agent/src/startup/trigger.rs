@@ -1,4 +1,4 @@
-//! Decides which changes of a snapshot justify another attempt to apply layouts.
+//! Decides which changes of a snapshot trigger another attempt to apply layouts.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -6,13 +6,13 @@ use gpush_core::config::Config;
 
 use crate::state::HostState;
 
-/// The last known config and conditions that prevent layouts.
+/// The last known config, and the conditions that prevent layouts.
 ///
-/// Only the end of a condition, or another config, is a reason to try at once. A new cordon is not: an attempt after
-/// each condition would also reset the pause after a failure, and each attempt may cost instances.
+/// An immediate attempt follows only the end of a condition, or a new config. A new cordon does not trigger one. It
+/// would also reset the pause after a failure, and each attempt may destroy instances.
 #[derive(Debug)]
 pub(super) struct Trigger {
-    /// A reload replaces it.
+    /// Compared by pointer: a reload replaces it.
     config: Arc<Config>,
     in_maintenance: bool,
     is_lost: bool,
@@ -34,8 +34,7 @@ impl Trigger {
         }
     }
 
-    /// Processes a snapshot. Returns whether a condition has ended or the config has changed since the last
-    /// one.
+    /// Stores a snapshot. Returns whether a condition has ended or the config has changed since the previous one.
     pub(super) fn fires(&mut self, host: &HostState) -> bool {
         let now = Self::new(host);
         let fires = !Arc::ptr_eq(&self.config, &now.config)
@@ -98,7 +97,7 @@ mod tests {
         let mut trigger = Trigger::new(&plain);
         assert!(!trigger.fires(&closed));
         assert!(trigger.fires(&plain));
-        // An equal config that was reloaded counts too: files that it names may have changed.
+        // A reloaded config triggers even if it is equal: files that it names may have changed.
         assert!(trigger.fires(&HostState { config: Arc::new(Config::default()), ..plain.clone() }));
     }
 }
