@@ -1,16 +1,15 @@
-//! Logging that never blocks the agent.
+//! Logging that never blocks gpushd.
 //!
-//! If journald has stopped or a pipe is full, writing to it blocks. So events are copied into a bounded queue
-//! and a separate thread writes them. When the queue is full, events are counted and dropped, and the count is
-//! logged once there is room.
+//! Writing to the log blocks if journald has stopped or a pipe is full. So events are copied into a bounded queue, and
+//! a separate thread writes them. When the queue is full, events are dropped and counted. The count is logged later.
 //!
 //! ```text
 //! tracing event ─► Forward ─► queue (1024) ─► writer thread ─► journald, or standard error
 //!                     └─ full: dropped + 1
 //! ```
 //!
-//! Events go to journald with fields (`GPUSH_OP`, `GPUSH_GPU`, `GPUSH_UID`) if standard error is the journal;
-//! otherwise to standard error as text.
+//! If standard error is the journal, events go to journald with fields (`GPUSH_OP`, `GPUSH_GPU`, `GPUSH_UID`).
+//! Otherwise they go to standard error as text.
 
 use std::{
     fmt::Write as _,
@@ -39,10 +38,10 @@ use tracing_subscriber::{
 /// Maximum number of queued events.
 const QUEUE: usize = 1024;
 
-/// Time that the end of the agent waits for the last lines.
+/// How long the exit of gpushd waits for the last lines.
 const FLUSH: Duration = Duration::from_millis(200);
 
-/// The log; flushed when dropped.
+/// The log. Dropping it flushes the queue.
 #[derive(Debug)]
 pub(crate) struct Log {
     tx: SyncSender<Item>,
@@ -82,7 +81,7 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     Ok(Log { tx, filter: handle })
 }
 
-/// Refuses a word that is not a level: the library would take it for a module's name and log nothing.
+/// Refuses a word that is not a level. The library would treat it as the name of a module and log nothing.
 fn levels(filter: &str) -> Result<(), String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
@@ -103,7 +102,7 @@ fn levels(filter: &str) -> Result<(), String> {
 impl Log {
     /// Changes the level.
     pub(crate) fn set_level(&self, level: LogLevel) {
-        // This fails only if the subscriber is gone; then there is no log.
+        // Fails only if the subscriber no longer exists. Then there is no log.
         let _ = self.filter.reload(EnvFilter::new(level.name()));
     }
 }
@@ -117,7 +116,7 @@ impl Drop for Log {
     }
 }
 
-/// The layer that receives all events.
+/// The layer that receives all events and queues them.
 struct Forward {
     tx: SyncSender<Item>,
     dropped: Arc<AtomicU64>,
@@ -189,7 +188,7 @@ impl Line {
     fn write(self) {
         let Self { level, message, rest, op, gpu, uid } = self;
         let (op, gpu, uid) = (op.as_deref(), gpu.as_deref(), uid.as_deref());
-        // Callsites are static, so each level needs one.
+        // Callsites are static, so each level needs a separate one.
         macro_rules! at {
             ($level:ident) => {
                 tracing::event!(Level::$level, op, gpu, uid, "{message}{rest}")
@@ -205,7 +204,7 @@ impl Line {
     }
 }
 
-/// Returns where the writer thread writes.
+/// Returns the output of the writer thread.
 fn output() -> Dispatch {
     if stderr_is_the_journal()
         && let Ok(journald) = tracing_journald::layer()
@@ -218,7 +217,8 @@ fn output() -> Dispatch {
     Dispatch::new(tracing_subscriber::registry().with(text))
 }
 
-/// systemd sets the device and inode of the stream that it connected to standard error.
+/// Returns whether standard error is connected to the journal. systemd sets `JOURNAL_STREAM` to the device and inode of
+/// the stream.
 fn stderr_is_the_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
     let Ok(stat) = std::fs::metadata("/proc/self/fd/2") else { return false };
