@@ -1,10 +1,10 @@
-//! Findings of `gpushctl doctor`, a line each with its causes and its hint below.
+//! Findings of `gpushctl doctor`: one line each, with the causes and the hint below.
 
 use gpush_doctor::{Finding, Severity};
 
 use super::look::{BAD, Look, NOTE, PLAIN, count, paint};
 
-/// Columns of the area and of the severity.
+/// Widths of the area and of the severity, in columns.
 const AREA: usize = 9;
 const SEVERITY: usize = 8;
 

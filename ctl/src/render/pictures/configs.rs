@@ -1,4 +1,4 @@
-//! The config, and overrides of it.
+//! Drawings of the config and its overrides.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! GPUs, their profiles and MIG devices.
+//! Drawings of GPUs, their profiles and MIG devices.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn a_gpu_in_full() {
     let mut gpus = fixtures::mixed();
     gpus[0].layout = Some(vec!["3g.40gb".into(), "2g.20gb".into(), "1g.10gb".into()]);
     gpus[0].mig.as_mut().unwrap().profiles = profiles_of("dgx-a100");
-    // A MIG UUID stays whole, so this one may be wider than the terminal.
+    // A MIG UUID is never cut, so this drawing may be wider than the terminal.
     assert_snapshot!("gpu-show-busy", fixtures::plain(&show::gpu(&gpus[0], &[], &look)));
     assert_snapshot!("gpu-show-split", fixtures::plain(&show::gpu(&gpus[1], &[], &look)));
     let named = |rule: &str| {

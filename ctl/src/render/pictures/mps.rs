@@ -1,4 +1,4 @@
-//! MPS and processes.
+//! Drawings of MPS targets and processes.
 
 use gpush_api::{MpsLog, MpsLogs, MpsSet, MpsState};
 
@@ -21,7 +21,7 @@ fn targets_as_a_table() {
     let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
     let lines = fixtures::plain(list::list(&all, &[], &pipe).text());
     assert!(all.iter().all(|one| lines.lines().any(|line| line.starts_with(&mps::label(one, &pipe)))), "{lines}");
-    // Well means quiet: a heading and a line.
+    // A healthy target has only a heading and a line.
     assert_eq!(list::list(&[fixtures::mps::daemon(0)], &[], &pipe).text().lines().count(), 2);
     let look = fixtures::look(80, UTF8);
     assert_snapshot!("mps-list-none", fits(list::list(&[], &[], &look).text(), &look));
@@ -30,7 +30,7 @@ fn targets_as_a_table() {
 #[test]
 fn targets_in_colour() {
     let look = fixtures::look(80, UTF8);
-    // Escapes made visible: a diff of control characters tells nobody anything.
+    // Escape codes are made visible, so that a diff of the snapshot is readable.
     assert_snapshot!("mps-list-colour", list::list(&fixtures::mps::all(), &[], &look).text().replace('\x1b', "^["));
 }
 
