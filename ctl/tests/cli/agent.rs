@@ -1,4 +1,4 @@
-//! `gpushctl` against an agent that plays a part: what it asks, what it says, how it exits.
+//! Tests of `gpushctl` against a stand-in agent: requests, output and exit statuses.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -44,7 +44,7 @@ fn health(causes: Vec<ApiError>) -> Health {
     }
 }
 
-/// Two A100; the first has what `made` says: (id, profile, start, size).
+/// Returns two A100 GPUs. The first has the instances in `made`: (id, profile, start, size).
 fn gpus(made: &[(u32, &str, u8, u8)]) -> Vec<Gpu> {
     let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
     gpus.truncate(2);
@@ -108,7 +108,7 @@ fn as_wanted() -> GpuPlan {
 
 fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     let progress = |gpu, done, total| StepState { gpu, done, total, doing: None, rolling_back: false, error: None };
-    // One operation has one time, in every answer; to come, its age in the output is 0 in each run.
+    // All answers give the operation the same time. It is in the future, so that its age in the output is always 0.
     let now: jiff::Timestamp = "2999-01-01T00:00:00.123456789Z".parse().unwrap();
     Operation {
         begun: true,
@@ -128,8 +128,8 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     }
 }
 
-/// Answers reads as a host that is reshaped once `polls` polls of the operation are over, and the rest as
-/// `other` does.
+/// Starts a stand-in agent. Its first GPU has the new layout after `polls` polls of the operation. `other` answers the
+/// requests that are not readings.
 fn agent(host: &Host, polls: usize, other: impl Fn(&Request, usize) -> Answer + Send + Sync + 'static) -> Agent {
     let polled = Arc::new(AtomicUsize::new(0));
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
@@ -161,7 +161,7 @@ fn status_and_lists() {
     text += &host.run(&["operation", "show"]);
     text += &host.run(&["version"]);
     assert_snapshot!(text);
-    // One connection's worth of questions each, and none about drivers.
+    // `status` sends one request of each kind. The driver is in the version, and needs no request.
     assert_eq!(agent.asked()[..3], ["GET /v1/version", "GET /v1/health", "GET /v1/gpus"]);
 }
 
@@ -181,7 +181,7 @@ fn json_is_the_types_of_the_api() {
     };
     let (list, code) = json(&["gpu", "list"]);
     assert_eq!((serde_json::from_value::<Vec<Gpu>>(list.clone()).unwrap(), code), (gpus(BEFORE), Some(0)));
-    // What it prints is a host that can be planned on.
+    // `gpu list --json` prints a host that `mig plan --offline` can read.
     host.write("host.json", list.to_string());
     let offline = host.run(&["mig", "plan", "--offline", "host.json", "--gpu", "0", "--layout", "3g.40gb,1g.10gb"]);
     assert!(offline.contains("- GPU instance 2g.20gb@0 (GI 5)"), "{offline}");
@@ -357,7 +357,7 @@ fn ctrl_c_leaves_the_operation_to_the_agent() {
     let mut child = host.command(&["mig", "apply"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // That it has begun is told: from then on it watches.
+    // The first line says that the operation has begun. From then on, gpushctl watches it.
     stderr.read_line(&mut line).unwrap();
     assert_eq!(line, "op-1: 4 steps on GPU 0\n");
     let pid = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
@@ -375,14 +375,14 @@ fn an_agent_that_restarts_in_mid_apply() {
     agent(&host, usize::MAX, |request, polls| match (request.path.as_str(), polls) {
         ("/v1/mig/apply", _) => Answer::ok(&operation(1, OperationState::Running, 0)),
         (_, 0) => Answer::ok(&operation(2, OperationState::Running, 1)),
-        // Gone for a while, and back without the operation.
+        // The agent is unreachable for a while. After its restart it does not know the operation.
         (_, 1..5) => Answer::HangUp,
         (_, _) => Answer::error(&ApiError::new(Code::NotFound, "no operation is called op-1")),
     });
     assert_snapshot!(host.run(&["mig", "apply"]));
 }
 
-/// The agent was started anew and numbers from 1 again: what it calls op-1 is not what was asked for.
+/// The agent has restarted, and its operation ids start at 1 again: op-1 is now another operation.
 #[test]
 fn an_id_that_another_operation_has_by_now() {
     let hour = jiff::Span::new().hours(1);

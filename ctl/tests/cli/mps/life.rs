@@ -1,8 +1,9 @@
-//! Daemons that are started, stopped and drained, and who watches them.
+//! Tests of starting, stopping and draining daemons, and of watching them.
 
 use super::*;
 
-/// An agent whose daemon goes through `states` after what is posted, a state a question.
+/// Starts a stand-in agent whose daemon is in state `before` until a POST. Each GET after the POST returns the next one
+/// of `states`.
 pub(super) fn living(host: &Host, before: MpsDaemon, accepted: Answer, states: Vec<MpsDaemon>) -> Agent {
     let asked = AtomicUsize::new(0);
     let accepted = std::sync::Mutex::new(Some(accepted));
@@ -81,7 +82,7 @@ fn ctrl_c_leaves_a_drain_to_the_agent() {
     let mut child = host.command(&["mps", "drain", "0"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // Who is waited for is told: from then on it watches.
+    // The first line names the clients that gpushctl waits for. From then on, gpushctl watches the daemon.
     stderr.read_line(&mut line).unwrap();
     assert_eq!(line, "GPU 0: draining; still there: alice 5120\n");
     signal(child.id(), nix::sys::signal::Signal::SIGINT);

@@ -1,4 +1,4 @@
-//! What is looked at, and what is printed of it.
+//! Tests of the commands that only read: `mps list`, `show`, `clients` and `logs`, and `process list`.
 
 use super::{life::living, *};
 
@@ -76,7 +76,7 @@ fn health() -> Health {
     }
 }
 
-/// An agent of two GPUs of which the first is of this mode, and what it says of MPS.
+/// Starts a stand-in agent with two GPUs. The first is in this mode; `mps` answers for the MPS daemons.
 fn whole(host: &Host, mode: Mode, mps: fn() -> Answer) -> Agent {
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
         "/v1/version" => Answer::ok(&version()),
@@ -107,7 +107,7 @@ fn status_asks_for_mps_only_where_there_is_some() {
     assert!(!text.contains("\"mps\":"), "{text}");
     assert_eq!(agent.asked().len(), 4, "{:?}", agent.asked());
 
-    // That it can't be told hides nothing else.
+    // If the MPS daemons cannot be read, the rest of the status is shown.
     let host = Host::new();
     whole(&host, Mode::Mps, || Answer::error(&ApiError::new(Code::Unavailable, "gpushd is starting")));
     let text = host.run(&["status", "--brief"]);
@@ -126,7 +126,7 @@ fn json_is_the_types_of_the_api() {
     }
     let all = vec![busy(), idle_device()];
     assert_eq!(json(&host, &["mps", "list"]), (all, Some(0)));
-    // A document of its own: one object for each client, with its target.
+    // `mps clients --json` prints its own document: one object for each client, with its target.
     for which in [&["mps", "clients"][..], &["mps", "clients", "0"]] {
         let (clients, code) = json::<Vec<serde_json::Value>>(&host, which);
         assert_eq!((clients.len(), code), (busy().clients.len(), Some(0)), "{which:?}");
