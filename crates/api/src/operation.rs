@@ -217,7 +217,7 @@ impl From<&Operation> for OperationSummary {
             begun: one.begun,
             done: one.progress.iter().map(|progress| progress.done).sum(),
             total: one.progress.iter().map(|progress| progress.total).sum(),
-            // Of each GPU there may be several.
+            // One GPU may have several errors, so a list shows only the first line.
             error: one.error.as_ref().map(|error| {
                 let (causes, errors) = (Vec::new(), Box::default());
                 ApiError { causes, errors, ..error.clone() }
