@@ -2,7 +2,10 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `gpu`, `mig`, `mps`, `lease`, `process`, `config` | the commands of these names; `lease` also has `run`, `mig` also has `apply`, `gpu` also has `timeslice` and `maintenance` |
+//! | `mps`, `process`, `config` | the commands of these names |
+//! | `gpu` | `gpu`, `timeslice` and `maintenance` |
+//! | `mig` | `mig` and `apply` |
+//! | `lease` | `lease` and `run` |
 //! | `request` | the flags of a lease request |
 //! | `follow` | operations, events, the audit trail |
 //! | `gpus` | how a command names GPUs |
