@@ -117,14 +117,14 @@ mod tests {
     }
 
     #[test]
-    fn root_our_own_user_and_members_are_administrators() {
+    fn root_agent_user_and_group_members_are_administrators() {
         let is_admin = |uid, is_member| Caller::new(peer(uid), 990, is_member).viewer.is_admin();
         assert!(is_admin(0, false) && is_admin(990, false) && is_admin(1000, true));
         assert!(!is_admin(1000, false));
     }
 
     #[test]
-    fn caller_in_a_container_is_no_administrator() {
+    fn caller_in_a_container_is_not_an_administrator() {
         let caller = |uid, is_member| Caller::new(Peer { is_on_this_host: false, ..peer(uid) }, 990, is_member);
         for (uid, is_member) in [(0, false), (990, false), (1000, true)] {
             assert!(!caller(uid, is_member).viewer.is_admin(), "{uid}");

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn state_directory_has_one_name_however_it_is_written() {
+    fn state_directory_path_is_normalized() {
         let scratch = tempfile::tempdir().unwrap();
         let real = std::fs::canonicalize(scratch.path()).unwrap();
         std::fs::create_dir(real.join("state")).unwrap();

@@ -91,21 +91,21 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_forward_without_a_plan_or_against_a_rollback_or_others() {
+    fn recovery_goes_forward_only_with_a_plan_and_no_foreign_change() {
         for facts in all().filter(|facts| facts.course() == Course::Forward) {
             assert!(facts.plannable && !facts.rolling_back && !facts.changed_by_others, "{facts:?}");
         }
     }
 
     #[test]
-    fn rollback_touches_no_gpu_that_is_as_before() {
+    fn rollback_skips_gpus_that_are_unchanged() {
         for facts in all().filter(|facts| facts.course() == Course::Back) {
             assert!(!facts.as_before && facts.same_boot, "{facts:?}");
         }
     }
 
     #[test]
-    fn done_needs_every_gpu_as_planned_and_no_failure_that_is_rolled_back() {
+    fn recovery_is_done_when_nothing_remains_and_no_rollback_runs() {
         for facts in all() {
             let done = facts.plannable && facts.nothing_remains && !(facts.has_failed && facts.rolling_back);
             assert_eq!(facts.course() == Course::Done, done, "{facts:?}");

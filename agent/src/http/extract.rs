@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_meant_is_said_by_name() {
+    fn request_body_must_be_an_object_with_known_fields() {
         let read = |text: &str| serde_json::from_str::<Object<MpsEndRequest>>(text).map(|Object(read)| read);
         assert!(read("{\"force\": true}").unwrap().force && !read("{}").unwrap().force);
         for text in ["[true]", "[]", "true", "null", "\"force\""] {

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn response_that_waits_holds_no_permit_and_resumes_when_woken() {
+    async fn waiting_response_holds_no_permit_and_resumes_when_woken() {
         let limiter = one_permit();
         let (tx, rx) = oneshot::channel::<u32>();
         let waiting = tokio::spawn({
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn flood_of_one_uid_delays_another_by_one_response_and_root_not_at_all() {
+    async fn flood_of_one_uid_delays_other_uids_by_one_response_at_most() {
         let limiter = one_permit();
         let (started, mut start) = tokio::sync::mpsc::unbounded_channel();
         let (gate, gates) = std::sync::mpsc::channel::<()>();

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_operation_holds_back_shares_of_what_its_plan_takes_away() {
+    fn waiting_operation_blocks_later_leases_on_its_targets() {
         let mut queue = Queue::default();
         let operation = queue.push(entry("op-1", lane(&[0], &["MIG-a"])));
         assert_eq!(queue.ahead_of(operation), None);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn share_that_came_first_goes_before_the_operation() {
+    fn earlier_lease_goes_before_the_operation() {
         let mut queue = Queue::default();
         let share = queue.push(Entry { waiter: Waiter::Lease("L1".to_owned()), needs: part(0, "GPU-0") });
         let operation = queue.push(entry("op-1", lane(&[0], &["GPU-0"])));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn gang_holds_nothing_until_it_is_first_on_all_its_gpus() {
+    fn operation_on_several_gpus_waits_until_it_is_first_on_all() {
         let mut queue = Queue::default();
         let one = queue.push(entry("op-1", lane(&[0], &[])));
         let gang = queue.push(entry("op-2", lane(&[0, 1], &[])));

@@ -52,7 +52,7 @@ fn claimed_gpu_is_refused_and_the_holder_is_named() {
 }
 
 #[test]
-fn closed_lanes_are_given_only_to_operations_begun_before() {
+fn closed_lanes_accept_only_earlier_operations() {
     let lanes = lanes();
     let holder = lanes.claim(&[gpu(0)]).unwrap();
     holder.begin("op-1");
@@ -79,7 +79,7 @@ async fn reconcilers_take_turns_on_one_gpu_and_not_across_gpus() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn operation_begins_when_reconcilers_and_grants_of_its_gpus_have_finished() {
+async fn operation_begins_after_reconcilers_and_grants_of_its_gpus() {
     let lanes = lanes();
     let turn = lanes.turn("GPU-0").await.unwrap();
     let grant = lanes.begin_grant(&gpus(&["GPU-1"])).unwrap();
@@ -102,7 +102,7 @@ async fn operation_begins_when_reconcilers_and_grants_of_its_gpus_have_finished(
 }
 
 #[test]
-fn claimed_gpu_grants_nothing() {
+fn grant_on_a_claimed_gpu_is_refused() {
     let lanes = lanes();
     let claim = lanes.claim(&[gpu(0)]).unwrap();
     assert_eq!(lanes.claimed(), gpus(&["GPU-0"]));

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn account_can_neither_pass_its_share_nor_keep_others_out() {
+    fn account_cannot_exceed_its_share_or_block_others() {
         let caps = Caps::public(1 << 20);
         let mine: Vec<_> = (0..PER_ACCOUNT).map(|_| enter(&caps, ALICE, Rank::User).unwrap()).collect();
         let refused = enter(&caps, ALICE, Rank::User).unwrap_err();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn churn_is_delayed_and_costs_another_account_nothing() {
+    fn frequent_reconnects_are_delayed_for_their_account_only() {
         let caps = Caps::public(1 << 20);
         let mut now = Instant::now();
         // Connects and closes a thousand times in 10 ms.

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requested_operation_marks_its_gpus_and_an_operation_at_start_does_not() {
+    async fn only_requested_operations_mark_their_gpus() {
         let scene = Scene::new();
         let claim = |gpu: u32| scene.operations.0.lanes.claim(&[(gpu, format!("GPU-{gpu}"))]).unwrap();
         let at_start = New { kind: START.to_owned(), ..new(0) };
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn end_on_a_full_disk_is_recorded_later_with_all_that_it_changes() {
+    async fn end_on_a_full_disk_is_recorded_later() {
         let scene = Scene::new();
         let ongoing = scene.begin(0).await.unwrap();
         let id = ongoing.id();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn end_that_was_not_recorded_is_recorded_before_the_next_operation() {
+    async fn missed_end_is_recorded_before_the_next_operation() {
         let scene = Scene::new();
         let ongoing = scene.begin(0).await.unwrap();
         let is_full = Arc::new(AtomicBool::new(true));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn end_that_can_never_be_recorded_does_not_block_later_operations() {
+    async fn end_that_the_store_refuses_does_not_block_later_operations() {
         let scene = Scene::new();
         let refused = || StoreError::Refused(Box::new(ApiError::new(Code::Internal, "damaged")));
         let ongoing = scene.begin(0).await.unwrap();

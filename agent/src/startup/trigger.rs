@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn trigger_fires_when_a_cordon_ends_not_when_it_is_made() {
+    fn trigger_fires_when_a_cordon_ends_not_when_it_begins() {
         let (state, mut trigger) = one_gpu();
         state.apply(&[cordon("GPU-0")]);
         assert!(!trigger.fires(&state.now()), "a cordon is made");
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn trigger_fires_when_an_override_ends_not_when_it_is_made() {
+    fn trigger_fires_when_an_override_ends_not_when_it_begins() {
         let (state, mut trigger) = one_gpu();
         let by = Actor { uid: 0, user: None, pid: None };
         let one = override_of("GPU-0", 1);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn trigger_fires_when_maintenance_or_a_loss_ends_and_for_another_config() {
+    fn trigger_fires_after_maintenance_and_on_a_reload() {
         let (state, _) = one_gpu();
         let plain = HostState::clone(&state.now());
         let maintenance = Maintenance { reason: None, by: None, since: jiff::Timestamp::UNIX_EPOCH };

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn override_expires_by_wall_clock_or_by_time_passed_and_stays_expired() {
+    fn override_expires_by_either_clock_and_stays_expired() {
         let (now, at) = (Timestamp::now(), Instant::now());
         let hours = |hours: i64| now + jiff::SignedDuration::from_hours(hours);
         let later = |hours: u64| at + Duration::from_secs(hours * 3600 + 60);

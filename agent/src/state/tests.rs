@@ -270,7 +270,7 @@ fn gpu_events_pause_while_there_is_no_driver() {
 }
 
 #[test]
-fn every_difference_is_an_event_while_watchers_may_skip_snapshots() {
+fn every_change_is_an_event_even_if_a_watcher_skips_snapshots() {
     let (state, mut cursor) = two_gpus();
     let mut snapshots = state.watch();
     snapshots.borrow_and_update();
@@ -306,7 +306,7 @@ fn loss_holds_managed_gpus_until_it_is_accepted() {
 }
 
 #[test]
-fn gpu_appears_once_in_a_snapshot_whatever_names_it() {
+fn gpu_with_several_sources_appears_once_in_a_snapshot() {
     let (state, _) = two_gpus();
     let level = |read_at| {
         BTreeMap::from([(

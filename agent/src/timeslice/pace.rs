@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn levels_are_read_each_minute_and_less_after_failures() {
+    async fn levels_are_read_each_minute_and_less_often_after_failures() {
         let mut pace = Pace::default();
         assert_eq!(pace.next(), None);
         pace.go_on(true);

@@ -61,7 +61,7 @@ fn step(state: &State, event: Event) {
 }
 
 #[test]
-fn reservation_occupies_its_target_until_it_is_a_lease_or_undone() {
+fn reservation_occupies_its_target_until_it_ends() {
     let state = State::empty();
     let reservation = || Reservation { holder: 1000, members: vec![member("GPU-0")] };
     let (first, second) = state.change_leases(|table| (table.reserve(reservation()), table.reserve(reservation())));
@@ -79,7 +79,7 @@ fn reservation_occupies_its_target_until_it_is_a_lease_or_undone() {
 }
 
 #[test]
-fn lease_keeps_its_capacity_while_releasing_and_its_holder_is_not_admitted() {
+fn releasing_lease_keeps_its_capacity_without_admission() {
     let state = State::empty();
     let mut cursor = state.events().listen(None);
     state.change_leases(|table| table.put(record(1, 1000, "GPU-0")));
