@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usage_error_of_run_and_of_an_evaluated_command_is_recognized() {
+    fn usage_error_of_run_and_lease_env_is_recognized() {
         let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
         for (line, code, is_evaluated) in [
             ("gpushctl run --mps 0 -- true", 125, false),

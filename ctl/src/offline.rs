@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hint_about_an_offline_host_names_no_command_that_asks_gpushd() {
+    fn offline_hint_names_no_command_that_needs_gpushd() {
         let gpus = host("dgx-a100").unwrap();
         let request =
             PlanRequest { gpus: vec!["9".to_owned()], layout: LayoutSource::Entries(vec!["1g.10gb".to_owned()]) };

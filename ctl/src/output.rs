@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_locale_decides_in_the_order_of_posix() {
+    fn locale_variables_apply_in_the_posix_order() {
         let utf8 = |set: &[(&str, &str)]| {
             locale_is_utf8(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()))
         };

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_after_bare_options_are_refused_with_the_equals_form() {
+    fn duration_without_equals_sign_is_refused_with_a_hint() {
         assert_eq!(hint("gpushctl mig apply --wait 30 -g 0").as_deref(), Some("write `--wait=30`"));
         assert_eq!(hint("gpushctl mig apply --wait 1h30m").as_deref(), Some("write `--wait=1h30m`"));
         assert_eq!(hint("gpushctl status --watch 2").as_deref(), Some("write `--watch=2`"));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_nvidia_smi_name_the_command_of_gpushctl() {
+    fn option_of_nvidia_smi_is_refused_with_the_gpushctl_command() {
         assert_eq!(hint("gpushctl mig -lgip").as_deref(), Some("use 'gpushctl mig profiles'"));
         assert_eq!(hint("gpushctl mig -cgi 19,19 -C").as_deref(), Some("use 'gpushctl mig add 1g.10gb -g 0'"));
         assert_eq!(hint("gpushctl mig apply -f x.yaml").as_deref(), Some("write `--file x.yaml`"));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_of_other_tools_are_refused_with_the_right_form() {
+    fn layout_of_another_tool_is_refused_with_a_hint() {
         let hint = |text: &str| layout(text).map(|error| error.hint.unwrap_or_default());
         assert_eq!(hint("7x1g.10gb").as_deref(), Some("write '1g.10gb*7'"));
         assert!(hint("19,19").unwrap().contains("'1g.10gb*2'"));

@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrapped_by_hand_fits_a_narrow_terminal_and_a_page() {
+    fn examples_fit_a_narrow_terminal_and_a_man_page() {
         fn look(command: &clap::Command) {
             let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             for line in after.lines() {
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_exit_codes_has_every_command() {
+    fn exit_code_page_lists_every_command() {
         fn leaves(command: &clap::Command, path: &str, found: &mut Vec<String>) {
             let path = format!("{path} {}", command.get_name());
             if command.has_subcommands() {

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_seconds_take_every_duration_of_a_second_or_more() {
+    fn duration_under_one_second_is_refused() {
         assert_eq!((whole_seconds("90s"), whole_seconds("1h30m"), whole_seconds("90")), (Ok(90), Ok(5400), Ok(90)));
         for wrong in ["", "0s", "0.5", "-1m", "53w", "soon"] {
             assert!(whole_seconds(wrong).is_err(), "{wrong}");

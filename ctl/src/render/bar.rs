@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_to_scale_and_never_hide_the_ends() {
+    fn bar_is_to_scale_and_shows_almost_empty_and_almost_full() {
         let bars: Vec<_> =
             [0, 9, 10, 500, 560, 999, 1000, 2000].iter().map(|u| drawn(*u, 1000, Charset::Utf8)).collect();
         assert_eq!(

@@ -49,7 +49,7 @@ mod tests {
     use crate::render::fixtures;
 
     #[test]
-    fn findings_are_aligned_with_causes_and_hints_below() {
+    fn findings_are_aligned_with_causes_and_hints() {
         let finding = |severity, message: &str, causes: &[&str], hint: Option<&str>| Finding {
             area: Area::Driver,
             severity,

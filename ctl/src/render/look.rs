@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn a_command_line_cannot_drive_the_terminal() {
+    fn control_characters_in_text_are_replaced() {
         assert_eq!(look(Charset::Utf8).clean("a\x1b[2Jb\u{9b}c\nd\u{200b}e\u{202e}"), "a?[2Jb?c d?e?");
         assert_eq!(look(Charset::Utf8).clean("Jürgen"), "Jürgen");
         assert_eq!(look(Charset::Ascii).clean("Jürgen"), "J?rgen");
     }
 
     #[test]
-    fn figures_round() {
+    fn numbers_are_rounded() {
         assert_eq!(gib(0), "0.0");
         assert_eq!(gib(40_448), "39.5");
         assert_eq!(gib(81_920), "80.0");
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_coarse() {
+    fn age_has_one_unit() {
         let look = Look { now: Timestamp::from_second(200_000).unwrap(), ..look(Charset::Utf8) };
         let ago = |s: i64| look.ago(Timestamp::from_second(200_000 - s).unwrap());
         assert_eq!(

@@ -38,7 +38,7 @@ fn drawn(status: &status::Status, brief: bool, look: &Look) -> String {
 }
 
 #[test]
-fn errors_for_people() {
+fn error_as_text() {
     let look = fixtures::look(60, UTF8);
     let error = ApiError::new(Code::Blocked, "GPU 0 (GPU-3a1f): 3g.40gb@0 is in use and in the way of 7g.80gb")
         .cause("GPU instance 2 is held by pid 4123 of alice (python train.py)")

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn that_it_began_is_told_once_and_so_is_a_rollback_and_no_single_step() {
+    fn begin_and_rollback_are_printed_once_without_single_steps() {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let mut operation = fixtures::operation(OperationState::Running);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_are_told_once_and_a_plan_that_was_made_anew_is_told_as_it_is() {
+    fn notes_are_printed_once_and_a_new_plan_is_printed() {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let begun = fixtures::operation(OperationState::Running);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_switch_of_mig_mode_is_a_step_of_plan_and_progress_alike() {
+    fn mig_mode_change_counts_as_a_step() {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let mut operation = fixtures::operation(OperationState::Running);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_takes_its_time_is_named() {
+    fn slow_step_is_named() {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let mut operation = fixtures::operation(OperationState::Running);

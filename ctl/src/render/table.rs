@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn no_word_is_broken_and_prose_may_stand_below_its_row() {
+    fn words_are_not_broken_and_prose_may_move_below_its_row() {
         insta::assert_snapshot!(drawn(80, Narrow::default()), @r"
         GPU  A LONG NAME        FIGURE  WHY
           0  training-and-more    80.0  it looks broken, and has for weeks

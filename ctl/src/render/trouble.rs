@@ -58,7 +58,7 @@ mod tests {
     use crate::render::{Charset, fixtures};
 
     #[test]
-    fn errors_of_several_gpus_stand_each_with_its_own_causes_and_hint() {
+    fn error_of_each_gpu_keeps_its_causes_and_hint() {
         let of = |gpu: u32, pid: u32| {
             ApiError::new(Code::Blocked, format!("the layout can't be applied on GPU {gpu} while 3g.40gb@4 is in use"))
                 .cause(format!("3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid {pid}"))

@@ -95,7 +95,7 @@ mod tests {
     use crate::render::{Charset, fixtures};
 
     #[test]
-    fn names_give_way_to_a_count() {
+    fn process_names_become_a_count_if_space_is_short() {
         let look = fixtures::look(80, Charset::Utf8);
         let alice = fixtures::process(4123, "alice", "python train.py", 100);
         let bob = fixtures::process(991, "bob", "jupyter", 100);

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_over_once_it_is_seen_to_be() {
+    fn change_ends_when_a_later_state_shows_its_result() {
         let ready = at(MpsState::Ready, 1, Some(7));
         let new = at(MpsState::Ready, 9, Some(8));
         let stopped = at(MpsState::Stopped, 1, None);

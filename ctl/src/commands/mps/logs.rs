@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_new_is_told() {
+    fn only_new_log_lines_are_printed() {
         let lines = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
         let new = |seen: &str, now: &str| added(&lines(seen), &lines(now)).concat();
         assert_eq!(new("", "ab"), "ab");

@@ -91,7 +91,7 @@ fn every_list_is_drawn_at_60_and_120_columns() {
 
 /// A command that prints a list must be in [`lists`].
 #[test]
-fn no_list_is_without_a_picture() {
+fn every_list_has_a_snapshot() {
     fn count(directory: &std::path::Path) -> usize {
         let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
         entries

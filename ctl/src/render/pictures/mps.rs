@@ -35,7 +35,7 @@ fn targets_in_colour() {
 }
 
 #[test]
-fn a_target_in_full() {
+fn target_with_all_details() {
     for (name, one) in [
         ("busy", fixtures::mps::busy()),
         ("given-up", fixtures::mps::all().remove(5)),
@@ -52,7 +52,7 @@ fn a_target_in_full() {
 }
 
 #[test]
-fn what_waits_for_an_orphan_did_not_fail() {
+fn daemon_that_waits_for_an_orphan_shows_no_failure() {
     let look = fixtures::look(80, UTF8);
     let mut waiting = fixtures::mps::all().remove(4);
     waiting.failures = 0;
@@ -78,7 +78,7 @@ fn clients_of_mps() {
 }
 
 #[test]
-fn what_a_change_of_mps_came_to() {
+fn result_of_each_mps_change() {
     let look = fixtures::look(80, UTF8);
     let all = fixtures::mps::all();
     let mut text = String::new();
@@ -107,7 +107,7 @@ fn what_a_change_of_mps_came_to() {
 }
 
 #[test]
-fn every_state_of_mps_has_its_word_and_its_meaning() {
+fn every_mps_state_has_a_word_and_a_meaning() {
     let look = fixtures::look(80, UTF8);
     for state in [
         MpsState::Stopped,

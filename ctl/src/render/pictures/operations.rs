@@ -90,7 +90,7 @@ fn plans_before_and_after() {
 
 /// A failed rollback: each fact appears once, and nothing looks as if it were still running.
 #[test]
-fn a_rollback_that_failed_is_told_once() {
+fn failed_rollback_is_shown_once() {
     let look = fixtures::look(120, UTF8);
     let mut failed = fixtures::operation(OperationState::Failed);
     failed.progress[0].done = 3;

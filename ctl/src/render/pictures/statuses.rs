@@ -103,7 +103,7 @@ fn no_pid_is_cut_at_sixty_columns() {
 }
 
 #[test]
-fn into_a_pipe_nothing_is_cut() {
+fn output_to_a_pipe_is_not_cut() {
     let mut gpus = fixtures::mixed();
     let command = format!("python train.py --data {}", "/srv/data/".repeat(20));
     gpus[5].processes = vec![fixtures::process(4711, "ada", &command, 100)];
@@ -122,7 +122,7 @@ fn into_a_pipe_nothing_is_cut() {
 }
 
 #[test]
-fn an_old_reading_is_called_so_when_it_is_old() {
+fn old_reading_shows_its_age() {
     let look = fixtures::look(80, UTF8);
     let mut one = fixtures::mixed().remove(0);
     one.stale = true;
@@ -163,7 +163,7 @@ fn odd_readings_do_not_break_the_drawing() {
 
 /// Even a recent reading must not be shown as current if it is from before a loss or from during a change.
 #[test]
-fn a_drawing_from_before_says_so() {
+fn drawing_of_an_old_reading_says_so() {
     let look = fixtures::look(100, UTF8);
     let mut one = fixtures::mixed().remove(0);
     one.observed_at = look.now;
