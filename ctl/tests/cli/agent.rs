@@ -205,7 +205,7 @@ fn json_is_the_types_of_the_api() {
 }
 
 #[test]
-fn colours_only_where_they_belong() {
+fn colours_only_on_a_terminal_or_on_request() {
     let host = Host::new();
     agent(&host, usize::MAX, |_, _| Answer::HangUp);
     let coloured = |args: &[&str], env: &[(&str, &str)]| {
@@ -221,7 +221,7 @@ fn colours_only_where_they_belong() {
 }
 
 #[test]
-fn an_agent_without_a_driver_shows_why() {
+fn agent_without_a_driver_shows_the_reason() {
     let host = Host::new();
     let cause = ApiError::new(Code::DriverUnavailable, "the NVIDIA driver is not loaded").hint("`modprobe nvidia`");
     let told = cause.clone();
@@ -234,7 +234,7 @@ fn an_agent_without_a_driver_shows_why() {
 }
 
 #[test]
-fn apply_from_the_first_step_to_the_reading_after_it() {
+fn apply_shows_progress_and_the_new_reading() {
     let host = Host::new();
     let agent = agent(&host, 3, |request, polls| match (request.path.as_str(), polls) {
         ("/v1/mig/apply", _) => {
@@ -263,7 +263,7 @@ fn apply_from_the_first_step_to_the_reading_after_it() {
 }
 
 #[test]
-fn what_is_asked_for_is_what_was_typed() {
+fn request_contains_the_arguments_as_typed() {
     use gpush_api::LayoutSource::{Entries, Named, Wanted};
     let host = Host::new();
     let agent = agent(&host, usize::MAX, |_, _| Answer::ok(&Plans { plans: vec![as_wanted()] }));
@@ -292,7 +292,7 @@ fn what_is_asked_for_is_what_was_typed() {
 }
 
 #[test]
-fn an_apply_that_is_refused() {
+fn refused_apply() {
     let host = Host::new();
     let blocked = ApiError::new(Code::Blocked, "GPU 0 (GPU-00000000): 3g.40gb@4 is in use and in the way of 7g.80gb")
         .cause("held by pid 4123 of alice (python train.py)")
@@ -314,7 +314,7 @@ fn an_apply_that_is_refused() {
 }
 
 #[test]
-fn an_apply_that_is_rolled_back() {
+fn rolled_back_apply() {
     let host = Host::new();
     let error = ApiError::new(Code::DriverError, "the driver refused to create 1g.10gb@0 on GPU 0")
         .cause("NVML: insufficient resources (23)")
@@ -334,7 +334,7 @@ fn an_apply_that_is_rolled_back() {
 }
 
 #[test]
-fn not_watching_and_watching_in_vain() {
+fn detach_and_timeout_leave_the_operation_running() {
     let host = Host::new();
     agent(&host, usize::MAX, |request, _| match request.path.as_str() {
         "/v1/mig/apply" | "/v1/operations/op-1" => Answer::ok(&operation(1, OperationState::Running, 0)),
@@ -370,7 +370,7 @@ fn ctrl_c_leaves_the_operation_to_the_agent() {
 }
 
 #[test]
-fn an_agent_that_restarts_in_mid_apply() {
+fn agent_restarts_during_an_apply() {
     let host = Host::new();
     agent(&host, usize::MAX, |request, polls| match (request.path.as_str(), polls) {
         ("/v1/mig/apply", _) => Answer::ok(&operation(1, OperationState::Running, 0)),
@@ -384,7 +384,7 @@ fn an_agent_that_restarts_in_mid_apply() {
 
 /// The agent has restarted, and its operation ids start at 1 again: op-1 is now another operation.
 #[test]
-fn an_id_that_another_operation_has_by_now() {
+fn reused_operation_id_is_not_mistaken_for_the_old_operation() {
     let hour = jiff::Span::new().hours(1);
     let done = operation(9, OperationState::Done, 4);
     let others = [
@@ -409,7 +409,7 @@ fn an_id_that_another_operation_has_by_now() {
 }
 
 #[test]
-fn an_agent_that_is_away_for_a_moment_is_waited_for() {
+fn short_absence_of_the_agent_is_bridged() {
     let host = Host::new();
     agent(&host, 4, |request, polls| match (request.path.as_str(), polls) {
         ("/v1/mig/apply", _) => Answer::ok(&operation(1, OperationState::Running, 0)),

@@ -108,7 +108,7 @@ fn plans_for_presets_and_saved_hosts() {
 }
 
 #[test]
-fn plans_that_cannot_be() {
+fn impossible_plans_are_refused() {
     let host = Host::new();
     let saved = saved(&host);
     host.write("notes.txt", "just some text");
@@ -168,7 +168,7 @@ fn hints_of_offline_plans_work_as_typed() {
 }
 
 #[test]
-fn a_label_for_all_gpus_names_those_without_mig() {
+fn label_for_all_gpus_names_gpus_without_mig() {
     let host = Host::new();
     let on = "version: v1\nmig-configs:\n  on:\n    - devices: all\n      mig-enabled: true\n      mig-devices: {}\n";
     host.write("on.yaml", on);
@@ -183,7 +183,7 @@ fn a_label_for_all_gpus_names_those_without_mig() {
 }
 
 #[test]
-fn a_saved_host_is_read_from_stdin_and_plans_come_as_json() {
+fn saved_host_on_stdin_gives_a_json_plan() {
     let host = Host::new();
     let saved = std::fs::read(host.path(&saved(&host))).unwrap();
     let args = ["mig", "plan", "--offline", "-", "--gpu", "0", "--layout", "3g.40gb,1g.10gb@0", "--json"];
@@ -307,7 +307,7 @@ fn checking_a_config() {
 }
 
 #[test]
-fn a_pipe_without_a_writer_is_not_waited_for() {
+fn pipe_without_a_writer_is_refused() {
     let host = Host::new();
     let pipe = host.path("pipe");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
@@ -331,7 +331,7 @@ fn a_pipe_without_a_writer_is_not_waited_for() {
 }
 
 #[test]
-fn the_example_config_is_sound() {
+fn example_config_is_valid() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../config.example.toml");
     let host = Host::new();
     let output = host.command(&["config", "check", example, "--offline", "dgx-a100"]).output().unwrap();
@@ -376,7 +376,7 @@ fn man_pages_of_every_command() {
 }
 
 #[test]
-fn groups_that_this_host_lacks_are_a_warning() {
+fn missing_groups_are_a_warning() {
     let host = Host::new();
     let groups = "[api]\nsocket_group = \"no-such-group\"\n[access]\nadmin_groups = [\"root\", \"nor-this\"]\n";
     host.write("config.toml", groups);

@@ -11,7 +11,7 @@ use crate::support::{Agent, Answer, GPUSHCTL, Host};
 const NOBODY: u32 = 65_534;
 
 #[test]
-fn absent_stale_and_no_socket() {
+fn missing_stale_and_invalid_socket() {
     let host = Host::new();
     let mut text = host.run(&["status"]);
     drop(UnixListener::bind(host.path("gpushd.sock")).unwrap());
@@ -64,7 +64,7 @@ fn denied_to_another_user() {
 }
 
 #[test]
-fn an_agent_that_says_nothing() {
+fn agent_does_not_answer() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |_| Answer::Silence);
     let mut text = host.run(&["status", "--request-timeout", "0.05"]);
@@ -73,7 +73,7 @@ fn an_agent_that_says_nothing() {
 }
 
 #[test]
-fn an_agent_of_another_version() {
+fn agent_has_another_version() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |request| match request.path.as_str() {
         "/v1/version" => Answer::ok(&Version { agent: "2.0.0".into(), api: "v2".into(), driver: None }),
@@ -86,7 +86,7 @@ fn an_agent_of_another_version() {
 }
 
 #[test]
-fn something_that_is_not_gpushd() {
+fn another_program_answers() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |_| Answer::Json(200, "<html>It works!</html>".into()));
     let mut text = host.run(&["status"]);
@@ -95,7 +95,7 @@ fn something_that_is_not_gpushd() {
 }
 
 #[test]
-fn an_agent_that_hangs_up() {
+fn agent_closes_the_connection() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |_| Answer::HangUp);
     let mut text = host.run(&["status"]);
@@ -104,7 +104,7 @@ fn an_agent_that_hangs_up() {
 }
 
 #[test]
-fn nobody_reads_the_output() {
+fn closed_stdout_is_not_an_error() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |request| match request.path.as_str() {
         "/v1/gpus?profiles=true" => Answer::ok(&gpush_core::preset::gpus("dgx-a100").unwrap()),
@@ -123,7 +123,7 @@ fn nobody_reads_the_output() {
 }
 
 #[test]
-fn what_is_waited_for_is_said_after_two_seconds() {
+fn wait_message_appears_after_two_seconds() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |_| Answer::Silence);
     let text = host.run(&["status", "--request-timeout", "2.2"]);

@@ -56,7 +56,7 @@ fn evaluated_environment_sets_the_variables() {
 /// `eval` ignores the exit status of the command in it. Without the printed `false`, the program would run outside of
 /// the lease.
 #[test]
-fn evaluated_failure_fails() {
+fn failed_lease_env_makes_eval_fail() {
     let host = Host::new();
     agent(&host);
     for words in [
@@ -78,7 +78,7 @@ fn evaluated_failure_fails() {
 }
 
 #[test]
-fn environment_with_a_foreign_variable_is_refused_and_released() {
+fn environment_with_unknown_variable_is_refused_and_released() {
     let host = Host::new();
     let agent = Agent::listen(&host.path("gpushd.sock"), |request| {
         if request.path == "/v1/leases" {

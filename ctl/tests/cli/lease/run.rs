@@ -113,7 +113,7 @@ fn lease_of_a_slurm_job_is_entered_through_slurm() {
 }
 
 #[test]
-fn nested_run_refuses_a_request_and_enters_without_one() {
+fn nested_run_uses_the_outer_lease_or_refuses() {
     let host = Host::new();
     let agent = agent(&host);
     let run = |args: &[&str], lease: &str| {

@@ -22,7 +22,7 @@ pub(super) fn living(host: &Host, before: MpsDaemon, accepted: Answer, states: V
 }
 
 #[test]
-fn a_daemon_is_watched_to_its_end() {
+fn daemon_change_is_watched_to_its_end() {
     let (stopped, ready) = (daemon(MpsState::Stopped, 1, &[]), daemon(MpsState::Ready, 4, &[]));
     let (starting, stopping) = (daemon(MpsState::Starting, 2, &[]), daemon(MpsState::Stopping, 2, &[]));
     let draining = |clients: &[MpsClient]| daemon(MpsState::Draining, 2, clients);
@@ -57,7 +57,7 @@ fn a_daemon_is_watched_to_its_end() {
 }
 
 #[test]
-fn a_stop_under_clients_is_refused() {
+fn stop_with_clients_is_refused() {
     let host = Host::new();
     let blocked = ApiError::new(Code::Blocked, "MPS on GPU 0 (GPU-00000000) has 2 clients")
         .cause("pid 5120 of alice (python train.py), and one of another user")

@@ -3,7 +3,7 @@
 use super::{life::living, *};
 
 #[test]
-fn what_is_shared_and_by_whom() {
+fn lists_of_targets_clients_and_processes() {
     let host = Host::new();
     let agent = agent(&host);
     let cases: &[&[&str]] = &[
@@ -43,7 +43,7 @@ fn nothing_shared_and_no_strays() {
 }
 
 #[test]
-fn values_are_checked_before_anybody_is_asked() {
+fn invalid_values_are_refused_without_a_request() {
     let host = Host::new();
     let cases: &[&[&str]] = &[
         &["mps", "set", "0"],
@@ -89,7 +89,7 @@ fn whole(host: &Host, mode: Mode, mps: fn() -> Answer) -> Agent {
 }
 
 #[test]
-fn status_asks_for_mps_only_where_there_is_some() {
+fn status_requests_mps_only_if_a_gpu_uses_it() {
     let shared = || Answer::ok(&[busy(), idle_device()]);
     let host = Host::new();
     let agent = whole(&host, Mode::Mps, shared);
@@ -146,7 +146,7 @@ fn json_is_the_types_of_the_api() {
 }
 
 #[test]
-fn logs_are_followed_by_what_is_new() {
+fn followed_logs_print_only_new_lines() {
     let host = Host::new();
     let asked = AtomicUsize::new(0);
     Agent::listen(&host.path("gpushd.sock"), move |request| {
