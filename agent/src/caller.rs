@@ -3,7 +3,7 @@
 //! | caller | sees | may change |
 //! |---|---|---|
 //! | root, the user that gpushd runs as, members of the admin groups | everything | everything |
-//! | any other user with access to the socket | GPUs, instances, plans; full details of their own processes | nothing here |
+//! | any other user with access to the socket | GPUs, instances, plans; full details of their own processes | their own leases |
 //!
 //! The kernel identifies the caller, and the config names the admin groups. A caller in another pid or user namespace
 //! is never an administrator, because root in a container can use any user id and group id. What is shown depends only

@@ -23,7 +23,6 @@ use crate::{
 /// The state that the previous gpushd left.
 #[derive(Debug)]
 pub(crate) struct Remembered {
-    /// The store.
     pub(crate) store: Store,
     /// Notes from opening the store.
     pub(crate) notes: Vec<Note>,

@@ -247,7 +247,7 @@ pub(crate) struct Differences {
     pub(crate) state: State,
     /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Says whether a reset is in progress.
+    /// Knows whether a reset is in progress.
     pub(crate) outside: Arc<Outside>,
 }
 

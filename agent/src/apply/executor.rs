@@ -42,7 +42,6 @@ pub(crate) struct Executor {
     pub(crate) timeslice: Timeslice,
     /// Brackets that are recorded in the journal.
     pub(crate) services: Services,
-    /// All operations.
     pub(crate) operations: Operations,
     /// Tasks that gpushd waits for before it exits.
     pub(crate) tasks: TaskTracker,

@@ -46,7 +46,7 @@ use crate::{
     },
 };
 
-/// Maximum silence of a stream.
+/// Maximum time without data on a stream.
 const ALIVE: Duration = Duration::from_secs(15);
 
 /// Name of the header with the id of the last event that the client received.

@@ -99,7 +99,6 @@ impl fmt::Display for Waiter {
 pub(crate) struct Entry {
     /// Its kind.
     pub(crate) waiter: Waiter,
-    /// Its needs.
     pub(crate) needs: Needs,
 }
 

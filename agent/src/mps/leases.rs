@@ -143,7 +143,7 @@ pub(crate) async fn admit(mps: &Mps, members: &[LeaseMember]) {
             tracing::error!(mps = entry.short, "cannot set the users of the daemon: {error}");
         }
         drop(turn);
-        // If no rule wants the daemon, it may now exit.
+        // If no rule requires the daemon, it may now exit.
         mps.wakes.wake(&entry.gpu_uuid);
     }
 }

@@ -255,7 +255,7 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
 /// Returns a daemon without clients, leases and users.
 fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
     let seen = entry.daemon.seen();
-    // If no rule wants the target any more, look for it in the current layouts of the GPUs.
+    // If no rule requires the target any more, look for it in the current layouts of the GPUs.
     let place = match &entry.target {
         Some(target) => Some((target.gpu, target.device.clone())),
         None => sharing::place(&outlook.gpus, uuid),

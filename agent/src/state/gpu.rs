@@ -45,7 +45,6 @@ pub(super) struct Sight {
     pub(super) listed: bool,
     /// Why the driver cannot identify the GPU at this index, although it lists one there.
     pub(super) list_error: Option<DriverError>,
-    /// The last readings.
     pub(super) last: LastReading<Arc<Reading>>,
 }
 

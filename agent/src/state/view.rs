@@ -130,7 +130,7 @@ pub(crate) fn no_driver(error: &DriverError) -> ApiError {
     if error.is_driver_unavailable() {
         return said;
     }
-    // Whatever the original error was, the driver does not answer now.
+    // The original error does not matter: the driver does not answer now.
     ApiError { code: Code::DriverUnavailable, ..said }.hint("see the log of gpushd: `journalctl -u gpushd`").retryable()
 }
 

@@ -15,7 +15,7 @@ use crate::{
     render::{plan, status::gpu_numbers, trouble},
 };
 
-/// Runs `gpushctl apply`: brings each GPU to its desired state, whatever its mode is.
+/// Runs `gpushctl apply`: brings each GPU to its desired state, in every mode.
 pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output) -> Outcome {
     let all = client.gpus(false).await?;
     let selectors = args.which.selectors();

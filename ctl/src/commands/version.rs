@@ -16,7 +16,7 @@ struct Versions<'a> {
     /// Version information of gpushd.
     #[serde(skip_serializing_if = "Option::is_none")]
     agent: Option<&'a Version>,
-    /// Why gpushd could not be asked.
+    /// Why the version of gpushd is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ApiError>,
 }

@@ -91,7 +91,7 @@ fn of_group(gpus: &[&Gpu], indent: usize, look: &Look) -> String {
     fitted(&columns, rows, Narrow { spare, prose: false }, indent, look)
 }
 
-/// Returns whether two GPUs have the same profiles, whatever is free on them now.
+/// Returns whether two GPUs have the same profiles, even if different placements are free.
 fn alike(a: &Gpu, b: &Gpu) -> bool {
     let profiles = |gpu: &Gpu| {
         let mut profiles = gpu.mig.as_ref().map(|m| m.profiles.to_vec()).unwrap_or_default();

@@ -11,7 +11,7 @@ const EXCEPTIONS: [&str; 3] = [
     "do", "share", "lease",
 ];
 
-/// Returns the type of a property. All strings count as one type, whatever their values or format.
+/// Returns the type of a property. All strings count as one type.
 fn type_of(schema: &Value) -> String {
     if let Some(reference) = schema["$ref"].as_str() {
         return reference.rsplit('/').next().unwrap_or(reference).to_owned();

@@ -201,7 +201,7 @@ async fn watched(
                     return Err(lost_sight(&now, error.error.message, out));
                 }
             }
-            // A daemon that no rule wants any more is removed when it has exited.
+            // A daemon that no rule requires any more is removed when it has exited.
             Err(error) if ends(what) && error.error.code == Code::NotFound => {
                 progress.end();
                 now = MpsDaemon { state: MpsState::Stopped, pid: None, clients: Vec::new(), ..now };
