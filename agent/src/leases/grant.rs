@@ -307,7 +307,7 @@ pub(super) async fn commit(
             table.reserved.remove(&reservation);
             table.put(begun.record.clone());
         });
-        tracing::info!(uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
+        tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
         return begun.finish(leases, viewer).await;
     }
     // First: clients of another user may be connected, and then nothing must be recorded.
@@ -335,7 +335,7 @@ pub(super) async fn commit(
                 table.put(record.clone());
             });
             let uid = record.holder.uid;
-            tracing::info!(uid, "lease {} granted: {}", record.id, spec(request));
+            tracing::info!(lease = %record.id, uid, "lease {} granted: {}", record.id, spec(request));
             super::life::watch(leases, record.id);
             leases.ends_changed.notify_one();
             let table = leases.handles.state.leases();

@@ -410,7 +410,7 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
         && is_queued
     {
         // The GPU has changed since it was placed, or cannot be read for a moment.
-        tracing::info!("lease {id} waits again: {error}");
+        tracing::info!(lease = %id, "lease {id} waits again: {error}");
         // A pass removes it once its client has gone.
         if leases.handles.stopping.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_some() {
             leases.waiting().insert(waiting.place.ticket(), waiting);
