@@ -6,7 +6,7 @@
 //! level, so the caller sees that the GPU is missing.
 //!
 //! ```text
-//! |  GPU     Name           Value        |     a heading: no GPU, no level
+//! | GPU     Name           Value        |     a heading: no GPU, no level
 //! |   0      Timeslice       Short      |     GPU 0: short
 //! GPU 00000000:07:00.0: Timeslice: Long       0000:07:00.0: long
 //! Failed to get compute policies for GPU 1 : Not Supported      GPU 1: unsupported
