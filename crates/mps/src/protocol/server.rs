@@ -2,8 +2,8 @@
 //!
 //! The daemon does not pass a command to a server that is starting or ending. It only logs that, and sends an empty
 //! reply. If a valid reply cannot be empty, this becomes [`ControlError::ServerBusy`]. If it can, as for
-//! [`Control::clients`], an empty reply may also mean "none". [`Control::processes`] does not distinguish the two
-//! either.
+//! [`Control::clients`], an empty reply may also mean "none"; [`Control::percentage`] then shows whether the server is
+//! busy.
 
 use std::time::Duration;
 
