@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! rule of mode timeslice, GPU without MIG, usable ────► Keep: gpushd maintains its level and compute mode
-//!   …, MIG mode on or pending ───────────────────────► Wait: drift names the obstacle
+//!    …, MIG mode on or pending ───────────────────────► Wait: drift names the obstacle
 //! any other rule, or none ────────────────────────────► LetGo: gpushd restores the earlier settings
 //! lost, unknown, held, changing, maintenance, stale ──► Wait: the state is unknown, or another change runs
 //! ```

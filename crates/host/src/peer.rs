@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A process may connect, pass the connection to another process, and then change its user. The check of the uids
-//! prevents the connection from gaining the groups or the namespaces of that other user. A uid identifies a user of the
+//! prevents that the connection gains the groups or the namespaces of the new user. A uid identifies a user of the
 //! host only in gpushd's own user and pid namespaces: see [`Peer::is_on_this_host`].
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! async task ─► cache ── fresh ─────────────────────────────► answer
-//!                └ missing, old ─► NSS thread ─► cache ─► answer, if it came within the deadline
+//!                 └ missing, old ─► NSS thread ─► cache ─► answer, if it came within the deadline
 //! ```
 //!
 //! No lookup runs on an async thread. While a new lookup runs, callers get the old entry, if there is one.

@@ -3,12 +3,12 @@
 //! The state machine in [`gpush_core::supervisor`] makes the decisions:
 //!
 //! ```text
-//!           desired                 replies, settings applied
-//! Stopped ──────────► Starting ───────────────────────────────► Ready ◄────► Hung (silent twice, or busy)
-//!  ▲  ▲                ▲   │ ended, or late                       │   ◄────► Fault (a server's fatal fault)
-//!  │  │     pause over │   ▼                                      │ not desired
-//!  │  └──────────── BackingOff ── too many failures ─► GivenUp    ▼
-//!  └── ended ── Stopping ◄──────── no client left, or deadline ── Draining
+//!            desired                 replies, settings applied
+//!  Stopped ──────────► Starting ───────────────────────────────► Ready ◄────► Hung (silent twice, or busy)
+//!   ▲  ▲                ▲   │ ended, or late                       │   ◄────► Fault (a server's fatal fault)
+//!   │  │     pause over │   ▼                                      │ not desired
+//!   │  └──────────── BackingOff ── too many failures ─► GivenUp    ▼
+//!   └── ended ── Stopping ◄──────── no client left, or deadline ── Draining
 //! ```
 //!
 //! ```text

@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! due or requested ─► probe ─► reply ─► settings corrected, clients known ──────► Answers, Fault
-//!                      │   ─► another process holds the control connection ────► Busy
-//!                      │   ─► any other error ─────────────────────────────────► Silent
-//!                      └ the process ended, or `quit` begins: aborted
+//!                       │   ─► another process holds the control connection ────► Busy
+//!                       │   ─► any other error ─────────────────────────────────► Silent
+//!                       └ the process ended, or `quit` begins: aborted
 //! ```
 //!
 //! A daemon that does not answer still has the clients of the last probe that are alive, and those that the driver

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! its parent runs as root, has the lock of a target as standard input,
-//! and is in the same gpushd-mps@ unit, if it is in one ───────────────► server of that target's daemon
+//!   and is in the same gpushd-mps@ unit, if it is in one ───────────────► server of that target's daemon
 //! its own standard input is that lock, and its daemon has ended ────────► the same: leftovers
 //! it runs the program of a server, is not an MPS client, and its
 //! parent runs the program of a control daemon as root ────────────────► server of a daemon that is not gpushd's

@@ -4,7 +4,7 @@
 //! ```text
 //! gpushd starts ─► adopt ─► the process that holds the lock, if everything identifies it as the daemon
 //! effect Start  ─► runs? ── no ─► leftovers? ── no ─► free? ── yes ─► prepare the directory ─► start
-//!                   └ adopt        └──────────────────┴ Occupied: later     └ fails: Ended, a failure
+//!                    └ adopt        └──────────────────┴ Occupied: later     └ fails: Ended, a failure
 //! ```
 //!
 //! Another process may hold `control_lock` because it waited for the daemon's end. It does not prevent a start: gpushd

@@ -6,7 +6,7 @@
 //! process ended ─┼─► supervisor ─ effects┼─► Quit    clients told to end, then the daemon
 //! timer fired ───┤       │               └─► Kill    the daemon and everything that it started
 //! probe finished ┘       └─ state ─► access to the pipe directory: granted while it serves, else revoked
-//!  reply, silence, servers, clients
+//!   reply, silence, servers, clients
 //! ```
 //!
 //! Admission means access to the pipe directory. While a daemon does not serve, no user can reach its sockets. The only

@@ -3,10 +3,10 @@
 //!
 //! ```text
 //! asked ──► the lock ──► session ─┬─ answered ─────────────────────► refusal, by its text? ──► value
-//!                         ▲      ├─ closed: another connection, ask again ───┐
-//!                         ├──────┼───────────────────────────────────────────┘ until the deadline: busy
-//!                         └──────┼─ foreign: from then on through NVIDIA's front-end, if there is one
-//!                                └─ absent, silent: reported
+//!                          ▲      ├─ closed: another connection, ask again ───┐
+//!                          ├──────┼───────────────────────────────────────────┘ until the deadline: busy
+//!                          └──────┼─ foreign: from then on through NVIDIA's front-end, if there is one
+//!                                 └─ absent, silent: reported
 //! ```
 
 use std::{

@@ -4,11 +4,11 @@
 //! another front-end is connected. So gpushd connects to the daemon's socket itself.
 //!
 //! ```text
-//!  values ──► command ──► wire ──► session ──► control    one command at a time per daemon, with a deadline;
-//!  checked    a line      frames   a command              retries while another process is connected;
-//!  by types               as bytes and its reply          reads settings back
-//!                                       │          └─ front: NVIDIA's front-end, for an unknown protocol
-//!  lock: which process is the daemon ◄──┘      holder: which processes are connected
+//!   values ──► command ──► wire ──► session ──► control    one command at a time per daemon, with a deadline;
+//!   checked    a line      frames   a command              retries while another process is connected;
+//!   by types               as bytes and its reply          reads settings back
+//!                                        │          └─ front: NVIDIA's front-end, for an unknown protocol
+//!   lock: which process is the daemon ◄──┘      holder: which processes are connected
 //! ```
 //!
 //! The daemon does not report invalid values: for a memory limit of `512K` it sets `512M`, and for 0 percent it prints

@@ -5,7 +5,7 @@
 //! input of a daemon and of everything that the daemon started.
 //!
 //! ```text
-//!                  the daemon                               processes that it started
+//!                   the daemon                               processes that it started
 //! standard input    `lock`                                   `lock`
 //! effective user    gpushd's                                 the share's
 //! program           the spec's, even if replaced since       any

@@ -1,10 +1,10 @@
 //! The systemd launcher: daemons are instances of `gpushd-mps@.service`.
 //!
 //! ```text
-//!             ResetFailed                 StartUnit              pidfd: ended
+//!              ResetFailed                 StartUnit              pidfd: ended
 //! failed ──────────────────► inactive ───────────────► active ───────────────────► inactive, failed
-//!                                                                │ servers live          ▲
-//!                                                                └► deactivating ────────┘ systemd kills them
+//!                                                                 │ servers live          ▲
+//!                                                                 └► deactivating ────────┘ systemd kills them
 //! ```
 //!
 //! Each daemon has its own cgroup, and survives restarts and upgrades of gpushd. When a daemon ends, systemd kills its

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! sleep, shorter while it grows faster ─► too large? ─► copy its end to `.1`, truncate the log ─┐
-//!  ▲                                                                                          │
-//!  └── far too much within a minute: a finding that names the user of the directory ◄─────────┘
+//!   ▲                                                                                          │
+//!   └── far too much within a minute: a finding that names the user of the directory ◄─────────┘
 //! ```
 //!
 //! The daemon appends to its log, so copying and truncating loses only lines that are written in between. The rotation
