@@ -106,7 +106,7 @@ impl<'d> OpenGpuInstance<'d> {
     }
 
     /// Creates a compute instance and reads it back. The caller chooses the start, but the driver determines the size.
-    /// From Hopper on, it reserves more slots than the profile has slices.
+    /// From Hopper on, it may reserve more slots than the profile has slices.
     ///
     /// # Errors
     /// Errors of the calls; `NotReflected` if it reads back differently.
