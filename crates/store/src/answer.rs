@@ -107,7 +107,7 @@ impl View<'_> {
     /// Looks up a user's key for this request.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn answer(&self, uid: u32, key: &str, request: &[u8]) -> Result<Answer, StoreError> {
         let rest = "WHERE uid = ?1 AND name = ?2";
         let found = record::select::<StoredAnswer>(self.connection, rest, (uid, key), self.sealed)?.pop();
@@ -133,7 +133,7 @@ impl Tx<'_> {
     /// Stores an answer.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn keep_answer(&mut self, new: NewAnswer<'_>) -> Result<(), StoreError> {
         let kept = StoredAnswer {
             uid: new.uid,

@@ -108,7 +108,7 @@ impl View<'_> {
     /// Returns the selected records, oldest first.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRecord>, StoreError> {
         let order = if query.latest { "DESC" } else { "ASC" };
         // Damaged JSON must not abort the search. The seal of every returned record is checked.
@@ -141,7 +141,7 @@ impl Tx<'_> {
     /// Adds a record and returns its sequence number.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn audit(&mut self, new: NewAudit) -> Result<u64, StoreError> {
         let sequence = self.next_sequence();
         record::put(

@@ -132,7 +132,7 @@ impl View<'_> {
     /// Returns the conditions in the order in which they were set.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn conditions(&self) -> Result<Vec<Condition>, StoreError> {
         record::select(self.connection, "ORDER BY sequence", [], self.sealed)
     }

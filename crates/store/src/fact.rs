@@ -153,7 +153,7 @@ impl View<'_> {
     /// Returns the boot that was last recorded with [`Tx::record_boot`].
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn last_boot(&self) -> Result<Option<BootRecord>, StoreError> {
         let Some(text) = self.fact(BOOT)? else { return Ok(None) };
         serde_json::from_str(&text).map(Some).map_err(|error| corrupt(BOOT, &error))

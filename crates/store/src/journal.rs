@@ -16,7 +16,7 @@ impl View<'_> {
     /// Returns the operations, oldest first.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn operations(&self) -> Result<Vec<OperationRecord>, StoreError> {
         record::select(self.connection, "ORDER BY number", [], self.sealed)
     }
@@ -45,7 +45,7 @@ impl View<'_> {
     /// Returns one operation.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>, StoreError> {
         Ok(record::select(self.connection, "WHERE number = ?1", [id.0.cast_signed()], self.sealed)?.pop())
     }
@@ -53,7 +53,7 @@ impl View<'_> {
     /// Returns the intent of an operation.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn intent(&self, id: OperationId) -> Result<Option<Intent>, StoreError> {
         let rows =
             record::select::<IntentRow>(self.connection, "WHERE operation = ?1", [id.0.cast_signed()], self.sealed)?;
@@ -97,7 +97,7 @@ impl Tx<'_> {
     /// Records an operation as queued.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn enqueue(&mut self, new: NewOperation) -> Result<OperationRecord, StoreError> {
         self.insert(new, OperationState::Queued)
     }

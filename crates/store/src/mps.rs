@@ -86,7 +86,7 @@ impl Tx<'_> {
     /// Changes the record of a target.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn change_mps_target(
         &mut self,
         target: &str,

@@ -145,7 +145,7 @@ impl Tx<'_> {
     /// Deletes the records of other boots.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The record cannot be written.
     pub fn forget_shared_gpus_of_other_boots(&mut self) -> Result<(), StoreError> {
         for shared in self.view().shared_gpus()? {
             if shared.boot_id != self.boot_id {

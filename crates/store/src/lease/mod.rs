@@ -34,7 +34,7 @@ pub use read::LeaseHistory;
 /// A lease to record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewLease {
-    /// The user to whom the share is granted.
+    /// The user who gets the share.
     pub holder: LeaseHolder,
     /// The caller.
     pub asked_by: Actor,
@@ -77,7 +77,7 @@ pub struct LeaseRecord {
     pub id: LeaseId,
     /// Sequence number of the last change.
     pub sequence: u64,
-    /// The user to whom the share is granted.
+    /// The user who gets the share.
     pub holder: LeaseHolder,
     /// The caller.
     pub asked_by: Actor,
