@@ -6,7 +6,7 @@ use silicon::machine::Machine;
 
 use super::{Asked, chosen};
 
-/// Formats GiB with two decimals, cut and not rounded: 19.62 of 20096 MiB.
+/// Formats MiB as GiB with two decimals, truncated and not rounded: 20096 MiB is 19.62.
 fn gib(mib: u64) -> String {
     format!("{}.{:02}", mib / 1024, mib % 1024 * 100 / 1024)
 }
