@@ -1,4 +1,4 @@
-//! Clients: which server serves them, and until when.
+//! Clients: which server serves them, and for how long.
 
 use std::time::{Duration, Instant};
 
@@ -105,7 +105,7 @@ pub(crate) async fn a_killed_daemon_leaves_its_server_to_its_clients(setup: Setu
     signal(server, Signal::SIGKILL);
 }
 
-/// The last client is served first: others may have to wait repeatedly.
+/// The client that connected last is served first, so other clients may have to wait several times.
 pub(crate) async fn another_uid_waits_until_the_first_has_gone(setup: Setup) {
     let Some(uid) = another_uid("another_uid_waits_until_the_first_has_gone") else { return };
     let daemon = setup.start().await;

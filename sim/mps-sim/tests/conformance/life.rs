@@ -1,4 +1,4 @@
-//! How a daemon starts, ends, and is found.
+//! How a daemon starts, how it ends, and how other programs find it.
 
 use std::{path::PathBuf, process::Stdio, time::Duration};
 
@@ -86,7 +86,7 @@ pub(crate) async fn a_path_of_87_bytes_and_one_of_88(setup: Setup) {
     let (which, setup) = (setup.which, setup.at(at));
     let mut refused = setup.spawn();
     assert_eq!(refused.wait().unwrap().code(), Some(1));
-    // Without a reason: at most the usual start message.
+    // The daemon gives no reason: it prints at most the usual start message.
     let said = std::fs::read_to_string(setup.path("out")).unwrap();
     let usual = ["Starting control daemon using socket", "To connect CUDA applications to this daemon"];
     assert!(said.lines().all(|line| usual.iter().any(|start| line.contains(start))), "{said}");

@@ -1,8 +1,8 @@
-//! One set of checks for NVIDIA's control daemon and for the simulated one, through gpush's own protocol crate:
-//! the behaviour that gpush relies on holds for both, and is specified once.
+//! One set of checks for NVIDIA's control daemon and for the simulated one, through gpush's own protocol crate. So
+//! the behaviour that gpush relies on is specified once, and holds for both.
 //!
-//! The real daemon needs no GPU; its server does, so both use the simulated server, found through the PATH.
-//! Where the real daemon is not installed, its half is skipped with a message. Differences are data:
+//! The real daemon needs no GPU, but its server does. So both daemons use the simulated server, found through the
+//! PATH. If the real daemon is not installed, its half is skipped with a message. Differences are in a table:
 //! [`daemon::DIFFERENCES`].
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
@@ -14,7 +14,7 @@ mod multi_user;
 mod servers;
 mod settings;
 
-/// Makes a test of each check for each daemon.
+/// Defines a test of each check for each daemon.
 macro_rules! on_each {
     ($($which:ident => $variant:ident),* ; $checks:tt) => { $(on_each!(@one $which $variant $checks);)* };
     (@one $which:ident $variant:ident { $($at:ident: $($check:ident)*;)* }) => {
