@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrows_of_this_workspace_hold() {
+    fn crates_of_this_workspace_match_the_arrows() {
         println!("{}", check().unwrap());
     }
 

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_in_every_spelling() {
+    fn arguments_are_parsed_in_every_spelling() {
         let ids = |text: &str| Some(text.split(',').map(str::to_owned).collect::<Vec<_>>());
         for (text, expected) in [
             ("", Asked::Help),

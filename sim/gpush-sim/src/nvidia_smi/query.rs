@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_are_read_in_the_forms_that_scripts_use() {
+    fn queries_of_scripts_are_parsed() {
         let query = read("--query-gpu=index,uuid --format=csv,noheader,nounits -i 1,2").unwrap().unwrap();
         assert_eq!((query.about, query.fields.len(), query.header, query.units), (About::Gpus, 2, false, false));
         assert_eq!(query.ids, Some(vec!["1".to_owned(), "2".to_owned()]));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn compute_modes_are_spelled_as_the_program_does() {
+    fn compute_modes_are_spelled_as_in_nvidia_smi() {
         assert_eq!(compute_mode("EXCLUSIVE_PROCESS"), "Exclusive_Process");
         assert_eq!(compute_mode("DEFAULT"), "Default");
     }

@@ -18,7 +18,7 @@ use nix::sys::socket::{self, AddressFamily, ControlMessage, MsgFlags, SockFlag, 
 
 use crate::daemon::{Daemon, LONG, Setup};
 
-pub(crate) async fn twenty_who_ask_at_once_are_all_answered(setup: Setup) {
+pub(crate) async fn twenty_concurrent_callers_are_answered(setup: Setup) {
     let daemon = setup.start().await;
     let control = std::sync::Arc::new(Control::of(&daemon.setup.pipe));
     let asked = (0..20).map(|_| {
@@ -38,7 +38,7 @@ pub(crate) async fn twenty_who_ask_at_once_are_all_answered(setup: Setup) {
     }
 }
 
-pub(crate) async fn somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is_gone(setup: Setup) {
+pub(crate) async fn open_front_end_keeps_the_daemon_busy_until_it_ends(setup: Setup) {
     let daemon = setup.start().await;
     let sit_down = || {
         let mut prompt = daemon.setup.command(&daemon.setup.control_program());
@@ -88,7 +88,7 @@ impl Drop for HalfOpen {
     }
 }
 
-pub(crate) async fn whoever_has_its_ear_is_found_and_no_server_or_client_is(setup: Setup) {
+pub(crate) async fn only_holder_of_the_control_connection_is_found(setup: Setup) {
     let daemon = setup.start().await;
     let mut client = daemon.client(&[]);
     assert!(client.next().starts_with("active "));
@@ -116,7 +116,7 @@ async fn is_stopped(daemon: &Daemon) {
 }
 
 /// Any user can block the daemon for all users.
-pub(crate) async fn a_half_open_peer_stops_it_until_it_goes(setup: Setup) {
+pub(crate) async fn half_open_connection_blocks_the_daemon(setup: Setup) {
     let daemon = setup.start().await;
     let fd = knock(&daemon.setup);
     is_stopped(&daemon).await;
@@ -125,7 +125,7 @@ pub(crate) async fn a_half_open_peer_stops_it_until_it_goes(setup: Setup) {
 }
 
 /// The client is served, and the daemon still waits for its message.
-pub(crate) async fn a_client_that_says_nothing_when_it_is_served_stops_it(setup: Setup) {
+pub(crate) async fn silent_client_blocks_the_daemon(setup: Setup) {
     let daemon = setup.start().await;
     let fd = knock(&daemon.setup);
     let receive = |length: usize| {
@@ -147,7 +147,7 @@ pub(crate) async fn a_client_that_says_nothing_when_it_is_served_stops_it(setup:
 }
 
 /// Through NVIDIA's front-end, the answers are the same.
-pub(crate) async fn the_front_end_is_heard_as_the_socket_is(setup: Setup) {
+pub(crate) async fn front_end_and_socket_give_the_same_answers(setup: Setup) {
     let daemon = setup.start().await;
     let (pipe, program) = (&daemon.setup.pipe, daemon.setup.control_program());
     let mut client = daemon.client(&[]);
@@ -184,7 +184,7 @@ pub(crate) async fn the_front_end_is_heard_as_the_socket_is(setup: Setup) {
     assert!(matches!(gone, SessionError::Absent { .. } | SessionError::Closed), "{gone:?}");
 }
 
-pub(crate) async fn the_front_end_says_nothing_by_its_status(setup: Setup) {
+pub(crate) async fn front_end_exit_code_shows_only_a_missing_daemon(setup: Setup) {
     let daemon = setup.start().await;
     let asked = |lines: &str| {
         let mut front = daemon.setup.command(&daemon.setup.control_program());

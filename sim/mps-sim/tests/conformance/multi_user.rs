@@ -23,8 +23,8 @@ pub(crate) async fn support_of_several_users_is_detected(setup: Setup) {
     assert_eq!(support(&script).await, expected);
 }
 
-pub(crate) async fn clients_of_several_users_share_roots_server(setup: Setup) {
-    let Some(uid) = another_uid("clients_of_several_users_share_roots_server") else { return };
+pub(crate) async fn clients_of_several_users_share_a_server_of_root(setup: Setup) {
+    let Some(uid) = another_uid("clients_of_several_users_share_a_server_of_root") else { return };
     if !setup.serves_several_users() {
         // The program starts the front-end, which finds no daemon.
         let status = setup.argument(MULTI_USER).spawn().wait().unwrap();

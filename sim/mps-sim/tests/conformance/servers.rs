@@ -21,7 +21,7 @@ async fn state(daemon: &Daemon, server: i32) -> Option<MpsServerState> {
     }
 }
 
-pub(crate) async fn without_a_server_each_command_says_so(setup: Setup) {
+pub(crate) async fn each_command_reports_a_missing_server(setup: Setup) {
     let daemon = setup.start().await;
     let control = &daemon.control;
     let limit = MemoryLimit::of_mib(1024).unwrap();
@@ -45,7 +45,7 @@ pub(crate) async fn without_a_server_each_command_says_so(setup: Setup) {
     }
 }
 
-pub(crate) async fn a_server_is_started_listed_set_and_shut_down(setup: Setup) {
+pub(crate) async fn server_is_started_listed_set_and_shut_down(setup: Setup) {
     let daemon = setup.start().await;
     let control = &daemon.control;
     control.set_default_percentage("40".parse().unwrap(), LONG).await.unwrap();
@@ -73,7 +73,7 @@ pub(crate) async fn a_server_is_started_listed_set_and_shut_down(setup: Setup) {
     daemon.logs(&format!("Server {server} exited with status 0")).await;
 }
 
-pub(crate) async fn a_server_that_is_forced_ends_under_its_client(setup: Setup) {
+pub(crate) async fn forced_shutdown_ends_the_server_of_a_client(setup: Setup) {
     let daemon = setup.start().await;
     let mut client = daemon.client(&[]);
     assert!(client.next().starts_with("active "));
@@ -90,7 +90,7 @@ pub(crate) async fn a_server_that_is_forced_ends_under_its_client(setup: Setup) 
     assert_eq!(client.next(), "lost");
 }
 
-pub(crate) async fn a_server_that_dies_at_once_is_gone_without_a_word(setup: Setup) {
+pub(crate) async fn server_that_dies_at_start_is_only_logged(setup: Setup) {
     setup.fault(Kind::ServerDies);
     let daemon = setup.start().await;
     daemon.control.start_server(own_uid(), LONG).await.unwrap();
@@ -104,7 +104,7 @@ pub(crate) async fn a_server_that_dies_at_once_is_gone_without_a_word(setup: Set
     assert!(client.next().starts_with("active "));
 }
 
-pub(crate) async fn a_server_that_is_not_ready_is_busy(setup: Setup) {
+pub(crate) async fn starting_server_is_busy(setup: Setup) {
     let fault = setup.fault(Kind::NeverActive);
     let daemon = setup.start().await;
     daemon.control.start_server(own_uid(), LONG).await.unwrap();
@@ -123,7 +123,7 @@ pub(crate) async fn a_server_that_is_not_ready_is_busy(setup: Setup) {
     assert!(client.next().starts_with(&format!("active server={server} ")));
 }
 
-pub(crate) async fn a_fatal_exception_ends_the_server_when_its_clients_have_gone(setup: Setup) {
+pub(crate) async fn fatal_exception_ends_the_server_after_its_clients(setup: Setup) {
     let daemon = setup.start().await;
     let mut client = daemon.client(&[]);
     assert!(client.next().starts_with("active "));

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn command_lines_of_mig_editors_are_read() {
+    fn command_lines_of_mig_editors_are_parsed() {
         let asked = read("-i 0 -cgi 9,3g.20gb:4 -C").unwrap();
         assert_eq!(asked.command, Some(Command::CreateGpuInstances(vec!["9".to_owned(), "3g.20gb:4".to_owned()])));
         assert!(asked.with_compute && asked.gpus == Some(vec!["0".to_owned()]));

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_cut_to_two_decimals() {
+    fn memory_is_truncated_to_two_decimals() {
         assert_eq!([gib(20096), gib(9984), gib(81152)], ["19.62", "9.75", "79.25"]);
     }
 }
