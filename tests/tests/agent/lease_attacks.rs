@@ -107,7 +107,7 @@ fn ten_thousand_requests_of_one_user_delay_no_other_user() {
 }
 
 #[test]
-fn gangs_for_the_same_gpus_are_served_one_after_the_other() {
+fn gangs_for_the_same_gpus_are_granted_in_turn() {
     let (_host, agent) = two_gpus(WHOLE);
     let body = json!({ "share": { "kind": "whole" }, "count": 2, "wait": { "seconds": 100 } });
     thread::scope(|scope| {
@@ -125,7 +125,7 @@ fn gangs_for_the_same_gpus_are_served_one_after_the_other() {
 }
 
 #[test]
-fn lease_and_operation_at_the_same_time_never_get_the_same_device() {
+fn concurrent_lease_and_operation_get_different_devices() {
     /// Number of rounds for each of the eight GPUs.
     const ROUNDS: u32 = 250;
     let host = Host::up("dgx-a100");
@@ -199,7 +199,7 @@ fn lease_and_operation_at_the_same_time_never_get_the_same_device() {
 }
 
 #[test]
-fn request_that_is_repeated_after_a_crash_gets_the_lease_of_the_first() {
+fn repeated_request_after_a_crash_gets_the_same_lease() {
     let (host, mut agent) = two_gpus(WHOLE);
     let body = json!({ "share": { "kind": "whole" }, "duration_s": 3600 }).to_string();
     let mut dice = Dice::new(7);

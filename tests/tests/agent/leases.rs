@@ -39,7 +39,7 @@ fn queued(agent: &Agent) -> Option<Lease> {
 }
 
 #[test]
-fn gang_of_whole_gpus_is_granted_as_a_whole_or_not_at_all() {
+fn gang_of_whole_gpus_gets_all_or_none() {
     let (_host, agent) = two_gpus(WHOLE);
     let whole = |count: u32| request(&agent, &json!({ "share": { "kind": "whole" }, "count": count }));
     assert_eq!(whole(3).unwrap_err().code, Code::BadRequest, "the host has two");
@@ -71,7 +71,7 @@ fn replicas_of_a_time_sliced_gpu_are_counted() {
 
 /// When plans did not know leases, they destroyed a leased device that was idle.
 #[test]
-fn plan_that_takes_a_leased_device_names_the_lease() {
+fn plan_that_destroys_a_leased_device_names_the_lease() {
     let (_host, agent) = two_gpus(MIG);
     let granted = request(&agent, &json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" } })).expect("one");
     let id = granted.lease.id;

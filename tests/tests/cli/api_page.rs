@@ -60,7 +60,7 @@ fn is_like(shown: &Value, real: &Value) -> bool {
 }
 
 #[test]
-fn every_command_of_the_page_does_what_the_page_says() {
+fn api_page_commands_print_what_the_page_shows() {
     if !Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success()) {
         println!("skipped: curl is not installed");
         return;

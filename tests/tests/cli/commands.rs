@@ -98,7 +98,7 @@ fn busy(host: &Host, agent: &Agent, memory: u32) -> String {
 }
 
 #[test]
-fn from_status_to_assert_and_back() {
+fn layout_is_planned_applied_and_asserted() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"l4\"\n");
     let agent = started(&host, CONFIG);
     let mut text = String::new();
@@ -123,7 +123,7 @@ fn from_status_to_assert_and_back() {
 }
 
 #[test]
-fn what_is_in_use_stays_and_is_named() {
+fn instance_in_use_is_kept_and_named() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = started(&host, CONFIG);
     let pid = busy(&host, &agent, 9000);
@@ -148,7 +148,7 @@ fn what_is_in_use_stays_and_is_named() {
 }
 
 #[test]
-fn a_failure_is_taken_back_and_told() {
+fn failed_apply_is_rolled_back_and_reported() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = started(&host, CONFIG);
     let before = truth(&host, 0);
@@ -166,7 +166,7 @@ fn a_failure_is_taken_back_and_told() {
 }
 
 #[test]
-fn plans_are_the_same_with_and_without_an_agent() {
+fn offline_plan_equals_plan_of_agent() {
     let host = Host::up("mixed");
     let agent = started(&host, CONFIG);
     busy(&host, &agent, 100);
@@ -208,7 +208,7 @@ fn plans_are_the_same_with_and_without_an_agent() {
 }
 
 #[test]
-fn another_user_sees_shares_and_changes_nothing() {
+fn other_user_can_read_and_not_change() {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: to ask as another user takes root");
         return;
@@ -269,7 +269,7 @@ fn ageless(text: &str) -> String {
 }
 
 #[test]
-fn an_override_from_its_making_to_its_end() {
+fn override_is_created_listed_and_cleared() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 2\n");
     let config = CONFIG.replace("[\"0\"]", "[\"0-1\"]");
     let agent = started(&host, &config);
@@ -318,7 +318,7 @@ fn an_override_from_its_making_to_its_end() {
 }
 
 #[test]
-fn ctrl_c_leaves_the_operation_to_the_agent() {
+fn operation_continues_after_ctrl_c() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --hang");
@@ -345,7 +345,7 @@ fn ctrl_c_leaves_the_operation_to_the_agent() {
 }
 
 #[test]
-fn an_agent_that_is_killed_in_mid_apply() {
+fn apply_survives_a_killed_agent() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --hang");
@@ -369,7 +369,7 @@ fn an_agent_that_is_killed_in_mid_apply() {
 
 /// The exit codes of docs/exit-codes.md that need an agent. The tests of 2, 6 and 8 are in `ctl/tests`.
 #[test]
-fn exit_statuses_are_the_documented_ones() {
+fn exit_codes_match_the_document() {
     let host = Host::up("mixed");
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"unmanaged\"\n";
     let agent = Agent::start(&host, config);
@@ -399,7 +399,7 @@ fn exit_statuses_are_the_documented_ones() {
 }
 
 #[test]
-fn an_operation_that_is_not_there() {
+fn unknown_operation_is_an_error() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     for args in [["operation", "show", "op-99"], ["operation", "wait", "nonsense"]] {
@@ -409,7 +409,7 @@ fn an_operation_that_is_not_there() {
 }
 
 #[test]
-fn a_gpu_that_falls_off_the_bus() {
+fn lost_gpu_is_an_error_and_others_work() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 2\n");
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --gpu 0 --mutate lose");
@@ -446,7 +446,7 @@ fn a_gpu_that_falls_off_the_bus() {
 }
 
 #[test]
-fn an_agent_without_a_driver() {
+fn commands_without_a_driver_report_it() {
     let host = Host::up("a30x4");
     let agent = Setup::on(&host).config(CONFIG).arg("--library").arg("/nonexistent/libnvidia-ml.so.1").start();
     let status = run(&agent, &["status"]);
@@ -459,7 +459,7 @@ fn an_agent_without_a_driver() {
 }
 
 #[test]
-fn the_config_in_force_can_be_checked_and_read_again() {
+fn effective_config_passes_check_and_bad_reload_is_shown() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = started(&host, CONFIG);
     let shown = gpushctl(&agent, &["config", "show", "--effective"]).output().expect("gpushctl can be started");

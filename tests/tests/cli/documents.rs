@@ -53,17 +53,17 @@ fn are_like(shown: &[&str], real: &[&str]) -> bool {
 }
 
 #[test]
-fn the_first_steps_are_as_they_are_shown() {
+fn first_steps_page_matches_real_output() {
     typed("first-steps.md");
 }
 
 #[test]
-fn sharing_through_mps_is_as_it_is_shown() {
+fn mps_page_matches_real_output() {
     typed("mps.md");
 }
 
 #[test]
-fn leases_are_as_they_are_shown() {
+fn leases_page_matches_real_output() {
     typed("leases.md");
 }
 
@@ -123,7 +123,7 @@ const PARTED: &str = "version: v1\nmig-configs:\n  all-balanced:\n    - devices:
                       true\n      mig-devices: {7g.80gb: 1}\n";
 
 #[test]
-fn a_mig_parted_label_moves_to_the_example_config_as_the_page_says() {
+fn mig_parted_label_is_imported_as_the_page_says() {
     let page = document("migrating-from-mig-parted.md");
     let commands = blocks(&page, "sh").into_iter().find(|block| block.contains("mig import")).expect("the commands");
     assert_eq!(commands.lines().count(), 3, "{commands}");
@@ -146,7 +146,7 @@ fn a_mig_parted_label_moves_to_the_example_config_as_the_page_says() {
 }
 
 #[test]
-fn installing_by_hand_puts_everything_where_the_units_look_for_it() {
+fn manual_install_puts_files_where_units_expect_them() {
     let page = document("install.md");
     let blocks = blocks(&page, "sh");
     let [_, install, enable] = &blocks[..] else { panic!("{blocks:?}") };
@@ -205,7 +205,7 @@ fn installing_by_hand_puts_everything_where_the_units_look_for_it() {
 }
 
 #[test]
-fn one_group_is_named_everywhere() {
+fn socket_group_is_the_same_in_all_files() {
     let read = |path: &str| std::fs::read_to_string(repository().join(path)).unwrap();
     assert!(read("packaging/sysusers.d/gpush.conf").lines().any(|line| line == "g gpush -"));
     assert!(read("systemd/gpushd.socket").lines().any(|line| line == "SocketGroup=gpush"));
@@ -214,7 +214,7 @@ fn one_group_is_named_everywhere() {
 }
 
 #[test]
-fn an_agent_without_the_config_that_was_named_says_what_to_do() {
+fn missing_named_config_is_an_error_with_a_hint() {
     let output = shell("gpushd --config /nonexistent/config.toml", &[]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("there is no config file") && said.contains("config.example.toml"), "{said}");

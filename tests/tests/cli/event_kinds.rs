@@ -24,7 +24,7 @@ fn all_named(place: &str, text: &str) {
 }
 
 #[test]
-fn every_list_of_kinds_has_them_all() {
+fn every_list_of_event_kinds_is_complete() {
     let help = Command::new(program("gpushctl")).args(["events", "--help"]).output().expect("it runs");
     let help = String::from_utf8(help.stdout).expect("text");
     all_named("gpushctl events --help", between(&help, "--kind", "--gpu"));

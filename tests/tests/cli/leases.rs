@@ -170,7 +170,7 @@ fn lease_is_entered_shown_renewed_and_ended() {
 }
 
 #[test]
-fn program_in_a_lease_keeps_it_and_a_shell_that_holds_it_does_not() {
+fn lease_is_kept_by_its_program_and_not_by_its_shell() {
     let (_host, agent) = started();
     // As in a login shell, the lease is bound to this process, which is not a program in the lease.
     let id = request(&agent, &["--whole", "--with", &std::process::id().to_string()]);
@@ -228,7 +228,7 @@ fn lease_belongs_to_its_holder() {
 }
 
 #[test]
-fn owner_and_quota_of_a_group_limit_who_gets_a_lease() {
+fn group_owner_and_quota_limit_leases() {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIPPED owner and quotas: only root can be several users");
         return;
@@ -261,7 +261,7 @@ fn owner_and_quota_of_a_group_limit_who_gets_a_lease() {
 }
 
 #[test]
-fn impossible_request_is_refused_with_what_is_possible() {
+fn impossible_request_is_refused_with_alternatives() {
     let (_host, agent) = started();
     for (words, code, part) in [
         (&["--mig", "2g.30gb"][..], 2, "2g.20gb"),
@@ -283,7 +283,7 @@ fn impossible_request_is_refused_with_what_is_possible() {
 }
 
 #[test]
-fn leases_in_the_way_are_named() {
+fn blocking_leases_are_named() {
     let (_host, agent) = started();
     let id = request(&agent, &["--mig", "1g.10gb", "--for", "1h"]);
     for args in [&["mig", "apply", "7g.80gb", "-g", "0", "--once"][..], &["gpu", "reset", "0"]] {

@@ -69,7 +69,7 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
 }
 
 #[test]
-fn an_apply_through_the_death_of_the_agent_is_one_operation() {
+fn apply_while_agent_dies_is_one_operation() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();
@@ -101,7 +101,7 @@ fn an_apply_through_the_death_of_the_agent_is_one_operation() {
 }
 
 #[test]
-fn what_waits_is_followed_live_and_can_be_cancelled() {
+fn waiting_operation_is_followed_and_cancelled() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
@@ -163,7 +163,7 @@ fn what_waits_is_followed_live_and_can_be_cancelled() {
 }
 
 #[test]
-fn events_are_followed_through_a_restart() {
+fn events_continue_after_an_agent_restart() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();
@@ -209,7 +209,7 @@ fn events_are_followed_through_a_restart() {
 }
 
 #[test]
-fn the_audit_trail_is_for_administrators_and_events_tell_nobodys_pid() {
+fn audit_needs_administrator_and_events_hide_pids() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, "");
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
@@ -274,7 +274,7 @@ fn the_audit_trail_is_for_administrators_and_events_tell_nobodys_pid() {
 }
 
 #[test]
-fn who_asks_and_who_follows_an_agent_that_stops_for_good_hear_how_it_was() {
+fn stopping_agent_answers_followers_and_refuses_requests() {
     let host = Host::up("dgx-a100");
     let mut agent = Setup::on(&host).start();
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
@@ -300,7 +300,7 @@ fn who_asks_and_who_follows_an_agent_that_stops_for_good_hear_how_it_was() {
 }
 
 #[test]
-fn a_stopping_agent_takes_nothing_new_and_the_next_one_is_asked_again() {
+fn request_refused_by_stopping_agent_goes_to_the_next() {
     let host = Host::up("dgx-a100");
     let mut agent = Setup::on(&host).start();
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 2500");

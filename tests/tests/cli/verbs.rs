@@ -66,7 +66,7 @@ fn apply_keeps_an_override_until_it_is_cleared() {
 }
 
 #[test]
-fn instances_are_added_and_removed_beside_the_others() {
+fn instances_are_added_and_removed_next_to_others() {
     let host = Host::up(TWO);
     let agent = started(&host, MIXED);
     done(&agent, &["mig", "add", "1g.10gb", "-g", "0", "--once"]);
@@ -81,7 +81,7 @@ fn instances_are_added_and_removed_beside_the_others() {
 }
 
 #[test]
-fn mig_mode_is_switched_without_a_layout() {
+fn mig_mode_is_set_without_a_layout() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
     done(&agent, &["mig", "off", "1"]);
@@ -105,7 +105,7 @@ fn free_devices_are_listed_and_reserved_ones_are_not() {
 
 /// Earlier, an idle GPU could not be reset while gpushd ran.
 #[test]
-fn idle_gpu_is_reset_and_one_in_use_is_not() {
+fn only_idle_gpu_is_reset() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
     let (code, text) = run_in(&host, &agent, &["gpu", "reset", "1"]);
@@ -146,7 +146,7 @@ fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
 
 /// Earlier, an `exclusive` rule on a GPU with MIG enabled made `mig assert || mig apply` fail every time.
 #[test]
-fn assert_or_apply_converges_beside_an_exclusive_rule() {
+fn assert_or_apply_succeeds_with_an_exclusive_rule() {
     let host = Host::up(TWO);
     let config = format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n");
     let agent = started(&host, &config);
@@ -226,7 +226,7 @@ fn helps(agent: &Agent, args: &[&str], words: &str) {
 }
 
 #[test]
-fn hints_of_refusals_help_when_they_are_typed() {
+fn hinted_commands_resolve_the_refusal() {
     let host = Host::up(TWO);
     let agent = started(&host, &format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"));
     done(&agent, &["apply", "--wait"]);
@@ -243,7 +243,7 @@ fn hints_of_refusals_help_when_they_are_typed() {
 }
 
 #[test]
-fn hints_that_show_more_succeed() {
+fn hinted_show_commands_succeed() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
     for args in [

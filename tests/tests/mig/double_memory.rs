@@ -114,7 +114,7 @@ fn labels_that_mig_parted_ships_apply_on_every_part_and_preset() {
 }
 
 #[test]
-fn foreign_double_memory_instances_are_recognised_kept_and_exported() {
+fn foreign_double_memory_instances_are_kept_and_exported() {
     let Some(python) = python_program("python") else { return };
     let mut parts = 0;
     for key in gpush_geometry::KEYS {

@@ -66,7 +66,7 @@ fn grants(agent: &Agent) -> Vec<OperationSummary> {
 }
 
 #[test]
-fn device_is_created_beside_running_ones_kept_after_release_and_reused() {
+fn device_is_created_and_reused_after_release() {
     let (host, agent) = started();
     let large = ask(&agent, "3g.40gb", &json!({})).expect("a lease");
     assert!(target(&large).starts_with("MIG-"), "{large:?}");
@@ -89,7 +89,7 @@ fn device_is_created_beside_running_ones_kept_after_release_and_reused() {
 }
 
 #[test]
-fn own_free_devices_in_the_way_are_destroyed_and_devices_of_other_programs_never() {
+fn only_own_free_devices_are_destroyed_for_a_lease() {
     let (host, agent) = started();
     let sevenths: Vec<LeaseGrant> =
         (0..7).map(|n| ask(&agent, "1g.10gb", &json!({})).unwrap_or_else(|error| panic!("{n}: {error:?}"))).collect();
@@ -137,7 +137,7 @@ fn gang_gets_all_devices_or_none() {
 }
 
 #[test]
-fn many_requests_at_once_get_different_devices() {
+fn concurrent_requests_get_different_devices() {
     let (host, agent) = started();
     let granted: Vec<LeaseGrant> = thread::scope(|scope| {
         let ask = || ask(&agent, "1g.10gb", &json!({ "selectors": ["0-1"], "wait": { "seconds": 60 } }));
@@ -151,7 +151,7 @@ fn many_requests_at_once_get_different_devices() {
 }
 
 #[test]
-fn device_that_cannot_be_created_leaves_no_lease_and_no_instance() {
+fn failed_device_creation_leaves_no_lease_and_no_instance() {
     let (host, agent) = started();
     host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --rc INSUFFICIENT_RESOURCES");
     let failed = ask(&agent, "2g.20gb", &json!({})).unwrap_err();
@@ -236,14 +236,14 @@ fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
 }
 
 #[test]
-fn grant_that_is_killed_around_every_driver_call_is_completed() {
+fn grant_killed_around_every_driver_call_is_completed() {
     let ends = kill_around(None);
     println!("killed at {} points of a grant: {ends:?}", ends.values().sum::<u32>());
     assert!(ends.values().sum::<u32>() >= 8, "{ends:?}");
 }
 
 #[test]
-fn rollback_of_a_grant_that_is_killed_around_every_driver_call_ends_without_a_lease() {
+fn grant_rollback_killed_around_every_call_leaves_no_lease() {
     let ends = kill_around(Some("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --rc INSUFFICIENT_RESOURCES"));
     println!("killed at {} points of a rollback: {ends:?}", ends.values().sum::<u32>());
     assert!(ends.values().sum::<u32>() >= 6 && ends.keys().eq(["ended"]), "{ends:?}");

@@ -305,7 +305,7 @@ fn concurrent_requests_with_one_key_change_once() {
 
 /// Both operations wait for a process. After both processes have ended, the reading before the first operation hangs.
 #[test]
-fn operation_that_waits_begins_while_a_reading_of_another_gpu_hangs() {
+fn waiting_operation_begins_while_other_gpu_hangs() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[driver]\nread_ms = 60000\n");
     let users: Vec<u32> = [0, 1]

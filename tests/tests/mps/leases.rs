@@ -54,7 +54,7 @@ fn pipe(taken: &LeaseGrant) -> String {
 }
 
 #[test]
-fn lease_gives_an_environment_and_its_capacity_is_free_after_its_last_client() {
+fn lease_capacity_is_free_after_its_last_client() {
     let (host, agent) = ready(CONFIG);
     let body = json!({ "percentage": 25, "memory_limit_mib": 2048, "duration_s": 7200 });
     let granted = lease(&agent, "0", &body).expect("a lease");
@@ -336,7 +336,7 @@ fn user_of_a_deleted_directory_is_remembered() {
 }
 
 #[test]
-fn daemon_that_does_not_serve_admits_no_client_and_gets_no_lease() {
+fn daemon_that_does_not_serve_gets_no_client_and_no_lease() {
     let (host, agent) = ready(CONFIG);
     let taken = lease(&agent, "0", &json!({ "percentage": 50 })).expect("a lease");
     let pipe = daemon(&agent, "0").pipe_directory.expect("a directory");
