@@ -1,17 +1,15 @@
 //! Logging that never blocks gpushd.
 //!
-//! If journald has stopped or a pipe is full, writing to it blocks. So events are copied into a bounded queue
-//! and a separate thread writes them. When the queue is full, events are counted and dropped, and the count is
-//! logged once there is room.
+//! Writing to the log blocks if journald has stopped or a pipe is full. So events are copied into a bounded queue, and
+//! a separate thread writes them. When the queue is full, events are dropped and counted. The count is logged later.
 //!
 //! ```text
 //! tracing event ─► Forward ─► queue (1024) ─► writer thread ─► journald, or standard error
 //!                     └─ full: dropped + 1
 //! ```
 //!
-//! Events go to journald if standard error is the journal, otherwise to standard error as text. In the journal the
-//! fields of [`OBJECTS`] are fields of the entry, with the prefix `GPUSH_`: `journalctl GPUSH_GPU=GPU-…`. Other fields
-//! follow the message as text. `CODE_FILE`, `CODE_LINE` and `TARGET` are those of the original event.
+//! If standard error is the journal, events go to journald with fields (`GPUSH_OP`, `GPUSH_GPU`, `GPUSH_UID`).
+//! Otherwise they go to standard error as text.
 
 use std::{
     fmt::Write as _,
@@ -43,10 +41,10 @@ const OBJECTS: [&str; 6] = ["gpu", "mig", "lease", "operation", "uid", "mps"];
 /// Maximum number of queued events.
 const QUEUE: usize = 1024;
 
-/// Time that the end of the agent waits for the last lines.
+/// How long the exit of gpushd waits for the last lines.
 const FLUSH: Duration = Duration::from_millis(200);
 
-/// The log; flushed when dropped.
+/// The log. Dropping it flushes the queue.
 #[derive(Debug)]
 pub(crate) struct Log {
     tx: SyncSender<Item>,
@@ -84,7 +82,7 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     Ok(Log { tx, filter: handle })
 }
 
-/// Refuses a word that is not a level: the library would take it for a module's name and log nothing.
+/// Refuses a word that is not a level. The library would treat it as the name of a module and log nothing.
 fn levels(filter: &str) -> Result<(), String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
@@ -105,7 +103,7 @@ fn levels(filter: &str) -> Result<(), String> {
 impl Log {
     /// Changes the level.
     pub(crate) fn set_level(&self, level: LogLevel) {
-        // This fails only if the subscriber is gone; then there is no log.
+        // Fails only if the subscriber no longer exists. Then there is no log.
         let _ = self.filter.reload(EnvFilter::new(level.name()));
     }
 }
@@ -119,7 +117,7 @@ impl Drop for Log {
     }
 }
 
-/// The layer that receives all events.
+/// The layer that receives all events and queues them.
 struct Forward {
     tx: SyncSender<Item>,
     dropped: Arc<AtomicU64>,
@@ -213,7 +211,8 @@ fn output(is_journal: bool) -> Dispatch {
     Dispatch::new(tracing_subscriber::registry().with(text))
 }
 
-/// systemd sets the device and inode of the stream that it connected to standard error.
+/// Returns whether standard error is connected to the journal. systemd sets `JOURNAL_STREAM` to the device and inode of
+/// the stream.
 fn stderr_is_the_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
     let Ok(stat) = std::fs::metadata("/proc/self/fd/2") else { return false };
