@@ -1,7 +1,7 @@
-//! One step of a longer run: a command whose output goes to a log and partly to the terminal.
+//! A step of a longer run: a command whose output goes to a log, and partly to the terminal.
 //!
-//! A test run prints thousands of lines. The terminal shows the running step and the lines about its progress.
-//! If a step fails, its whole output is printed, so that a CI log suffices.
+//! A test run prints thousands of lines. The terminal shows the current step and its progress. If a step fails, its
+//! whole output is printed, so that a CI log is sufficient.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +21,7 @@ use crate::{skips, workspace};
 pub(crate) enum Outcome {
     /// Success.
     Passed,
-    /// Failure, with the reason in a sentence.
+    /// Failure, with the reason as a sentence.
     Failed(String),
     /// Not run, with the reason.
     Skipped(String),
@@ -68,7 +68,7 @@ pub(crate) struct TestCount {
     pub(crate) passed: u32,
     /// Failed.
     pub(crate) failed: u32,
-    /// Marked `#[ignore]`, or passed but reported a skipped part.
+    /// Tests marked `#[ignore]`, and tests that passed but reported a skipped part.
     pub(crate) skipped: u32,
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn check(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Step {
     Step::new(name, outcome, started)
 }
 
-/// Runs a command to its end. `verbose` prints all of its output immediately.
+/// Runs a command to its end. With `verbose`, prints all of its output immediately.
 pub(crate) fn run(name: &str, command: Command, verbose: bool) -> Step {
     println!("── {name}");
     let started = Instant::now();
@@ -176,10 +176,10 @@ fn follow(name: &str, mut command: Command, verbose: bool, heard: &mut Heard) ->
     let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
     let (reader, writer) = std::io::pipe().context("no pipe")?;
     let program = command.get_program().to_string_lossy().into_owned();
-    // Both streams in one pipe keep their order.
+    // Both streams use one pipe, so that their lines keep their order.
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("cannot start {program}"))?;
-    // The command holds copies of the writing end, which would keep the pipe open.
+    // The command has copies of the write end, which would keep the pipe open.
     drop(command);
 
     for line in BufReader::new(reader).split(b'\n') {
@@ -200,7 +200,7 @@ fn follow(name: &str, mut command: Command, verbose: bool, heard: &mut Heard) ->
     Ok(Outcome::Failed(format!("{status}; whole output in {}", path.display())))
 }
 
-/// Returns whether a line is worth printing while a step runs.
+/// Returns whether to print a line while a step runs.
 fn tells(line: &str) -> bool {
     let line = line.trim_start();
     ["Running ", "Doc-tests ", "test result: ", "Compiling gpush", "error", "warning: "]
@@ -210,7 +210,7 @@ fn tells(line: &str) -> bool {
         || skips::from_line(line).is_some()
 }
 
-/// Prints the output of a failed step, without that of successful tests.
+/// Prints the output of a failed step, without the output of successful tests.
 fn print_failure(path: &std::path::Path) -> Result<()> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     println!("┄┄ what it said");

@@ -66,7 +66,7 @@ impl Executor {
             let number = ongoing.number();
             let work = tokio::spawn(work(executor.clone(), ongoing));
             if let Err(error) = work.await {
-                tracing::error!(op = %number, "the operation broke off: {error}");
+                tracing::error!(operation = %number, "the operation broke off: {error}");
                 let message = format!("operation {number} broke off by a fault of gpushd");
                 let error =
                     ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
@@ -84,7 +84,13 @@ impl Executor {
         let operation = ongoing.snapshot();
         let aims: Vec<String> =
             parts.iter().map(|part| format!("GPU {}: {}", part.plan.gpu, part.plan.wanted())).collect();
-        tracing::info!(op = operation.id, uid = operation.by.uid, "{} begins: {}", operation.kind, aims.join("; "));
+        tracing::info!(
+            operation = operation.id,
+            uid = operation.by.uid,
+            "{} begins: {}",
+            operation.kind,
+            aims.join("; ")
+        );
         let ends = execute(self, &ongoing, parts).await;
         let failed = ends.iter().find_map(|end| match end {
             Forward::Troubled(trouble) => Some(trouble.error().clone()),
@@ -101,7 +107,7 @@ impl Executor {
     pub(super) async fn roll_back(&self, ongoing: Arc<Ongoing>, parts: &[Part], ends: &[Forward], why: ApiError) {
         if let Err(error) = ongoing.turn_back(&why).await {
             // The rollback continues anyway. But after a crash, the next gpushd would continue forward.
-            tracing::warn!(op = ongoing.id(), "cannot record that it is rolled back: {error}");
+            tracing::warn!(operation = ongoing.id(), "cannot record that it is rolled back: {error}");
         }
         let (state, error, changes) = rollback::all(&self.mig, &ongoing, parts, ends, why.clone()).await;
         log_end(&ongoing, state, Some(&why));
@@ -196,9 +202,9 @@ impl Executor {
 fn log_end(ongoing: &Ongoing, state: OperationState, error: Option<&ApiError>) {
     let operation = ongoing.snapshot();
     match error {
-        None => tracing::info!(op = operation.id, "{} is done", operation.kind),
+        None => tracing::info!(operation = operation.id, "{} is done", operation.kind),
         Some(error) => tracing::error!(
-            op = operation.id,
+            operation = operation.id,
             "{} ended {state}: {}",
             operation.kind,
             error.sentences().into_iter().chain(error.outcome.as_deref()).collect::<Vec<_>>().join("; ")

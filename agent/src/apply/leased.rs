@@ -84,7 +84,7 @@ pub(super) async fn abandon(state: &State, store: &Store, operation: OperationId
             state.change_leases(|table| table.settle(&settled));
         }
         // The next gpushd ends the lease.
-        Err(error) => tracing::error!("cannot record the end of lease {id}: {error}"),
+        Err(error) => tracing::error!(lease = %id, "cannot record the end of lease {id}: {error}"),
     }
 }
 
@@ -102,7 +102,7 @@ async fn members(mig: &MigMode, record: &LeaseRecord, plans: &[GpuPlan]) -> Opti
         let reading = match mig.driver.readings.read_now(&plan.uuid).await {
             Ok(reading) => reading,
             Err(error) => {
-                tracing::error!("lease {}: its MIG devices were created and cannot be read: {error}", record.id);
+                tracing::error!(lease = %record.id, "lease {}: its MIG devices were created and cannot be read: {error}", record.id);
                 return None;
             }
         };

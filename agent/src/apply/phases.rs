@@ -258,7 +258,7 @@ async fn instance_steps(
             return Ok(Forward::Stopped);
         }
         let words = step::describe_instance(step);
-        tracing::debug!(op = ongoing.id(), gpu = part.plan.uuid, "{words}");
+        tracing::debug!(operation = ongoing.id(), gpu = part.plan.uuid, "{words}");
         begin_step(ongoing, part.position, words);
         mig::instances::execute(driver, &gpu, step, &mut known).await?;
         // No event is needed here, because the next step is reported at once.

@@ -302,7 +302,7 @@ fn start(engine: &Engine, one: Waiting, ready: Ready) {
             },
             // A temporary error, such as a full disk, does not end an operation that may have waited for hours.
             Err(error) if error.retryable => {
-                tracing::warn!(op = ongoing.id(), "it cannot begin yet: {error}");
+                tracing::warn!(operation = ongoing.id(), "it cannot begin yet: {error}");
                 let since = ongoing.snapshot().created_at;
                 return engine.queue.insert(&ongoing, order, since, place, Instant::now() + READ);
             }
@@ -330,7 +330,7 @@ fn still(engine: &Engine, one: &Waiting, why: &ApiError) {
         let ongoing = Arc::clone(&one.ongoing);
         tokio::spawn(async move {
             if let Err(error) = ongoing.advance(OperationState::Waiting).await {
-                tracing::debug!(op = ongoing.id(), "that it waits is not recorded: {error}");
+                tracing::debug!(operation = ongoing.id(), "that it waits is not recorded: {error}");
             }
         });
     }

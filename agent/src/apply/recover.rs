@@ -81,7 +81,12 @@ impl Recovery {
             }
             let same_boot = left.record.boot_id == boot_id;
             let ongoing = self.executor.operations.take_over(&left);
-            tracing::warn!(op = ongoing.id(), "{} was {} when gpushd ended", left.record.kind, left.record.stage);
+            tracing::warn!(
+                operation = ongoing.id(),
+                "{} was {} when gpushd ended",
+                left.record.kind,
+                left.record.stage
+            );
             if left.intent.begun.is_none() {
                 self.queue_again(&ongoing, left, &enqueue);
                 continue;
@@ -177,7 +182,7 @@ impl Recovery {
         if left.record.stage == OperationState::Running
             && let Err(error) = ongoing.advance(OperationState::Interrupted).await
         {
-            tracing::warn!(op = ongoing.id(), "that it was interrupted can't be recorded: {error}");
+            tracing::warn!(operation = ongoing.id(), "that it was interrupted can't be recorded: {error}");
         }
         for told in self.executor.mig.outside.helpers.adopt(&ongoing.id()).await {
             ongoing.note(told);

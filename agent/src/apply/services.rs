@@ -113,7 +113,7 @@ impl Services {
         let pending = match self.pending(operation).await {
             Ok(pending) => pending,
             Err(error) => {
-                tracing::error!(op = %operation, "cannot read what is to be rolled back: {error}");
+                tracing::error!(operation = %operation, "cannot read what is to be rolled back: {error}");
                 return failures;
             }
         };
@@ -132,11 +132,11 @@ impl Services {
             }
             let recorded = self.store.write_ending(move |tx| tx.undone(operation, position)).await;
             if let Err(error) = recorded {
-                tracing::error!(op = %operation, "cannot record that something was rolled back: {error}");
+                tracing::error!(operation = %operation, "cannot record that something was rolled back: {error}");
             }
         }
         for failure in &failures {
-            tracing::error!(op = %operation, "{failure}");
+            tracing::error!(operation = %operation, "{failure}");
         }
         failures
     }
@@ -270,7 +270,8 @@ impl Services {
         let noted = self.store.read(move |view| view.undo(operation)).await?;
         let known = noted.into_iter().filter(|note| !note.undone).filter_map(|note| {
             let bracket = serde_json::from_value(note.what);
-            let unknown = |error| tracing::error!(op = %operation, "a note of what to take back is not known: {error}");
+            let unknown =
+                |error| tracing::error!(operation = %operation, "a note of what to take back is not known: {error}");
             Some((note.position, bracket.map_err(unknown).ok()?))
         });
         Ok(known.collect())

@@ -308,7 +308,7 @@ pub(super) async fn commit(
             table.reserved.remove(&reservation);
             table.put(begun.record.clone());
         });
-        tracing::info!(uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
+        tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
         return begun.finish(leases, viewer).await;
     }
     // Before the commit: if clients of another user are connected, gpushd must not record the grant.
@@ -336,7 +336,7 @@ pub(super) async fn commit(
                 table.put(record.clone());
             });
             let uid = record.holder.uid;
-            tracing::info!(uid, "lease {} granted: {}", record.id, spec(request));
+            tracing::info!(lease = %record.id, uid, "lease {} granted: {}", record.id, spec(request));
             super::life::watch(leases, record.id);
             leases.ends_changed.notify_one();
             let table = leases.handles.state.leases();

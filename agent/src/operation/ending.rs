@@ -110,13 +110,13 @@ impl Operations {
                 Ok((effects, _)) => {
                     let ending = unrecorded.remove(0);
                     (ending.then)(&effects);
-                    tracing::info!(op = %ending.id, "its end is recorded now");
+                    tracing::info!(operation = %ending.id, "its end is recorded now");
                     self.forget(ending.id);
                 }
                 Err(error) if may_succeed_later(&error) => return Err(error),
                 Err(error) => {
                     // It must not block later operations. The next gpushd recovers this operation.
-                    tracing::error!(op = %ending.id, "its end cannot be recorded: {error}");
+                    tracing::error!(operation = %ending.id, "its end cannot be recorded: {error}");
                     unrecorded.remove(0);
                 }
             }

@@ -235,7 +235,7 @@ impl Ongoing {
                 (Some(revision), None)
             }
             Err(cause) => {
-                tracing::error!(op = %self.id, "its end cannot be recorded: {cause}");
+                tracing::error!(operation = %self.id, "its end cannot be recorded: {cause}");
                 self.operations.record_later(ending).await;
                 (None, Some(format!("its end could not be recorded: {cause}")))
             }

@@ -96,7 +96,7 @@ impl MigMode {
         if !found.is_empty() {
             let label = due.iter().map(|change| change.gpu.label.clone()).collect::<Vec<_>>().join(", ");
             let in_full = gpush_core::holders::explain(&label, &found, &[]);
-            tracing::error!(op = purpose.operation, "{in_full}; {}", in_full.causes.join("; "));
+            tracing::error!(operation = purpose.operation, "{in_full}; {}", in_full.causes.join("; "));
             let found: Vec<_> = found.into_iter().map(holders::blank).collect();
             return Err(NotReset::Failed(gpush_core::holders::explain(&label, &found, &[])));
         }
