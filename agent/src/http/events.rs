@@ -58,19 +58,20 @@ const LAST: &str = "last-event-id";
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct EventParameters {
-    /// Only these kinds, with commas between: `operation`, `gpu`, `config`, `driver`, `xid`, `mps`, `lease`,
-    /// `stray`, `change`, `resync`. The last comes whatever is asked for.
+    /// Only these kinds, separated by commas: `operation`, `gpu`, `config`, `driver`, `xid`, `mps`, `lease`, `stray`,
+    /// `change`, `resync`. `resync` is always sent.
     kinds: Option<String>,
-    /// Only what is about one of these GPUs: selectors with commas between.
+    /// Only events of these GPUs: selectors separated by commas.
     gpu: Option<String>,
-    /// `false` for the events that are still kept (or those of them after `Last-Event-ID`), as one
-    /// JSON list, in place of the stream.
+    /// `false` returns the events that gpushd still has as one JSON list, instead of a stream. With `Last-Event-ID`,
+    /// only the events after that one.
     follow: Option<bool>,
 }
 
-/// What changes, as server-sent events whose `data` is an `Event`. With the header `Last-Event-ID` all
-/// events after that one come first, or a `resync` if they can't be told any more. Asking causes no
-/// driver call.
+/// Streams changes as server-sent events, whose `data` is an `Event`.
+///
+/// With the header `Last-Event-ID`, the stream starts with the events after that one. If gpushd no longer has them, it
+/// starts with a `resync`. This request causes no driver call.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/events", operation_id = "streamEvents", tag = "events",
     params(EventParameters, ("Last-Event-ID" = Option<String>, Header, description = "Id of the last event that the client has")),

@@ -8,7 +8,7 @@ use axum::{http::header, response::IntoResponse};
 /// The committed description.
 const TEXT: &str = include_str!("../../../docs/openapi.json");
 
-/// The description of this API, OpenAPI 3.1.
+/// Returns the description of this API, OpenAPI 3.1.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/openapi.json", operation_id = "getDescription", tag = "about",
     responses((status = 200, description = "This description", content_type = "application/json"))))]

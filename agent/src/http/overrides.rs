@@ -24,7 +24,7 @@ use crate::{
     state::{self, overridden, readings::Readings},
 };
 
-/// Overrides that stand, in the order in which they were made.
+/// Lists the active overrides, in the order in which they were made.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/overrides", operation_id = "listOverrides", tag = "config",
     responses((status = 200, description = "The answer", body = Overrides), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -43,8 +43,9 @@ pub(super) async fn list(
     Ok(tagged(limiter.answer(&caller, StatusCode::OK, list).await?, generation))
 }
 
-/// Ends the override of a GPU. What stands on it is left as it is, unless `auto_reconcile` says
-/// otherwise.
+/// Clears the override of a GPU. For administrators.
+///
+/// The GPU stays as it is, unless `auto_reconcile` is on.
 #[cfg_attr(test, utoipa::path(
     delete, path = "/v1/overrides/{gpu}", operation_id = "endOverride", tag = "config",
     params(
