@@ -47,57 +47,58 @@ static VERSION: LazyLock<String> =
 /// State directory of the system service.
 const SYSTEM_STATE: &str = "/var/lib/gpush";
 
-/// The gpush host agent: owns how the GPUs of this host are shared.
+/// The gpush host agent: manages how the GPUs of this host are shared
 #[derive(Debug, Parser)]
 #[command(name = "gpushd", version = VERSION.as_str(), about, long_about = None, after_help = NOTES, disable_help_subcommand = true, max_term_width = 100)]
 pub(crate) struct Arguments {
-    /// Config file [default: /etc/gpush/config.toml, ~/.config/gpush/config.toml when not root]
+    /// Config file [default: /etc/gpush/config.toml, or ~/.config/gpush/config.toml if not root]
     #[arg(long, env = "GPUSH_CONFIG", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Socket to listen on [default: /run/gpush/gpushd.sock, $XDG_RUNTIME_DIR/gpush/gpushd.sock when not root]
+    /// Socket to listen on [default: /run/gpush/gpushd.sock, or $XDG_RUNTIME_DIR/gpush/gpushd.sock if not root]
     #[arg(long, env = "GPUSH_SOCKET", value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 
-    /// Second socket, for root and the user that gpushd runs as [default: admin.sock beside the first]
+    /// Second socket, for root and the user that gpushd runs as [default: `api.admin_socket` of the config, else
+    /// admin.sock next to the first socket]
     #[arg(long, env = "GPUSH_ADMIN_SOCKET", value_name = "PATH")]
     pub(crate) admin_socket: Option<PathBuf>,
 
-    /// Directory for what must survive a restart [default: /var/lib/gpush, ~/.local/state/gpush when not root]
+    /// Directory for persistent state [default: /var/lib/gpush, or ~/.local/state/gpush if not root]
     #[arg(long, env = "GPUSH_STATE_DIR", value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
 
-    /// NVML library to load instead of the libnvidia-ml.so.1 that the loader finds
+    /// NVML library to load [default: `driver.library` of the config]
     #[arg(long, env = "GPUSH_LIBRARY", value_name = "FILE")]
     pub(crate) library: Option<PathBuf>,
 
-    /// What to log instead of the config's level: error, warn, info, debug, trace, or a filter such
-    /// as info,gpushd::apply=debug
+    /// Log level: error, warn, info, debug, trace, or a filter such as info,gpushd::apply=debug
+    /// [default: `log.level` of the config]
     #[arg(long, env = "GPUSH_LOG", value_name = "FILTER")]
     pub(crate) log: Option<String>,
 
-    /// File that holds the boot id of this boot
+    /// File with the id of this boot
     #[arg(long, env = "GPUSH_BOOT_ID_FILE", value_name = "FILE", hide = true)]
     #[arg(default_value = "/proc/sys/kernel/random/boot_id")]
     pub(crate) boot_id_file: PathBuf,
 
-    /// Root of the file system in which the host's services are looked for
+    /// Root of the file system in which gpushd searches for services of the host
     #[arg(long, env = "GPUSH_HOST_ROOT", value_name = "DIR", hide = true, default_value = "/")]
     pub(crate) host_root: PathBuf,
 
-    /// Where processes are looked for
+    /// Directory in which gpushd reads processes
     #[arg(long, env = "GPUSH_PROC", value_name = "DIR", hide = true, default_value = "/proc")]
     pub(crate) proc: PathBuf,
 
-    /// Program that resets GPUs, where the config has its default
+    /// Program that resets GPUs, if the config does not set `mode_change.nvidia_smi`
     #[arg(long, env = "GPUSH_NVIDIA_SMI", value_name = "FILE", hide = true)]
     pub(crate) nvidia_smi: Option<PathBuf>,
 
-    /// Directory of MPS daemons [default: /run/gpush-mps, $XDG_RUNTIME_DIR/gpush-mps when not root]
+    /// Directory of MPS daemons [default: /run/gpush-mps, or $XDG_RUNTIME_DIR/gpush-mps if not root]
     #[arg(long, env = "GPUSH_MPS_DIR", value_name = "DIR")]
     pub(crate) mps_dir: Option<PathBuf>,
 
-    /// Directory of NVIDIA's MPS programs, where the config has its default
+    /// Directory of NVIDIA's MPS programs, if the config does not set `mps.control` and `mps.server`
     #[arg(long, env = "GPUSH_MPS_PROGRAMS", value_name = "DIR", hide = true)]
     pub(crate) mps_programs: Option<PathBuf>,
 
@@ -105,25 +106,25 @@ pub(crate) struct Arguments {
     pub(crate) command: Option<Command>,
 }
 
-/// Commands that replace serving. None of them is for users.
+/// Internal commands, which do not serve the API.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Runs driver calls for the agent that started it.
+    /// Run driver calls for the gpushd that started this process
     #[command(hide = true)]
     DriverWorker,
-    /// Runs a program for the agent and outlives it.
+    /// Run a program for gpushd; the program continues if gpushd ends
     #[command(hide = true)]
     Helper {
-        /// Directory of the run.
+        /// Directory of the run
         dir: PathBuf,
     },
-    /// Becomes the MPS control daemon of a target.
+    /// Become the MPS control daemon of a target
     #[command(hide = true)]
     MpsDaemon {
-        /// Directory of the target.
+        /// Directory of the target
         dir: PathBuf,
     },
-    /// Prints the man page.
+    /// Print the man page
     #[command(hide = true)]
     Man,
 }
@@ -167,8 +168,8 @@ pub(crate) enum Trust {
     /// Only files that nobody but root can write. For the system service, which runs as root with the default state
     /// directory.
     Required,
-    /// All files. A file that the system service would refuse is logged. For a gpushd of another user or on a simulated
-    /// host.
+    /// All files. gpushd logs a file that the system service would refuse. For a gpushd of another user, or on a
+    /// simulated host.
     Logged,
 }
 
