@@ -5,7 +5,7 @@ use clap::Args;
 /// GPUs as arguments, with `-g` as the alternative; all GPUs when none is named.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Gpus {
-    /// GPUs: index, range 0-3, UUID or its beginning, PCI address, or model such as '*A100*'
+    /// GPUs: index, range 0-3, UUID or its beginning, PCI address, or model such as '*A100*' [default: all]
     #[arg(value_name = "GPU", value_delimiter = ',')]
     arguments: Vec<String>,
     /// The same as the argument; repeatable

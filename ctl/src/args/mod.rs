@@ -94,18 +94,18 @@ pub(crate) struct Global {
     /// Print lists without headings
     #[arg(long, global = true)]
     pub(crate) no_headers: bool,
-    /// When to use colours; auto is on a terminal, unless NO_COLOR is set
+    /// When to use colours; auto: on a terminal, unless NO_COLOR is set
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t = Color::Auto)]
     pub(crate) color: Color,
-    /// Draw with ASCII only; the default where the locale is not UTF-8
+    /// Draw with ASCII only; the default if the locale is not UTF-8
     #[arg(long, global = true)]
     pub(crate) ascii: bool,
-    /// Wait at most DURATION for each answer of the agent
+    /// Maximum time to wait for each answer of the agent
     #[arg(long, global = true, value_name = "DURATION", default_value = "10s", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) request_timeout: Duration,
 }
 
-/// `--output`. (Docs on the values would make --help spell out every option over many lines.)
+/// `--output`. The values have no doc comments, because clap would then print each on a separate line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     Table,
@@ -156,7 +156,7 @@ pub(crate) enum Color {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show every GPU with its slices: what is free, what is used, by whom
+    /// Show every GPU with its slices: which are free, and who uses the others
     #[command(after_help = "\
 Marks: ● in use   ○ idle   ! without a compute instance
 Memory: in use/total, of the whole GPU in its heading and of each instance.
@@ -221,7 +221,7 @@ Examples:
     /// List, show, wait for and cancel operations
     #[command(subcommand, visible_alias = "op", alias = "operations", alias = "ops")]
     Operation(Operation),
-    /// Show what happened, or what happens
+    /// Show recent events, or follow new ones
     #[command(
         alias = "event",
         after_help = "\
@@ -250,7 +250,7 @@ While GPUs are held, gpushd changes nothing on them and grants nothing: it does
 not know which leases were granted. First check with `gpushctl status` that the
 present use is right. Afterwards a difference from the config shows as drift.")]
     Recover(Why),
-    /// Examine this host for what keeps gpush from working
+    /// Examine this host for problems that affect gpush
     #[command(after_help = "\
 Examines files, processes and the agent, and changes nothing. Works without the
 agent. As root it sees more. Exit status 3 if there is a problem.
@@ -259,7 +259,7 @@ Examples:
   gpushctl doctor
   gpushctl doctor --only driver,config")]
     Doctor {
-        /// Only these areas: floor, driver, devices, mps, managers, agent, config, disk, security
+        /// Examine only these areas: floor, driver, devices, mps, managers, agent, config, disk, security
         #[arg(long, value_name = "AREA", value_delimiter = ',')]
         only: Vec<gpush_doctor::Area>,
     },
@@ -301,10 +301,10 @@ pub(crate) enum Topic {
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub(crate) which: Gpus,
-    /// Only drawings, without a line for each instance
+    /// Show only drawings, without a line for each instance
     #[arg(long, short, conflicts_with = "summary")]
     pub(crate) brief: bool,
-    /// Only totals, per model and profile
+    /// Show only totals for each model and profile
     #[arg(long, short)]
     pub(crate) summary: bool,
     /// Redraw every DURATION until Ctrl-C [default without =DURATION: 2s]
