@@ -18,19 +18,19 @@ use crate::directory;
 
 #[derive(Subcommand)]
 pub(crate) enum Action {
-    /// Put a process on a GPU or MIG device
+    /// Add a process to a GPU or MIG device
     Add(Add),
-    /// Take a process off; one started by `add --spawn` is ended
+    /// Remove a process; one started by `add --spawn` ends
     Remove {
         /// Process id
         pid: u32,
-        /// Only off this GPU
+        /// Remove it only from this GPU, by index [default: from all]
         #[arg(long)]
         gpu: Option<u32>,
     },
-    /// List the processes on the GPUs, and the clients of the driver
+    /// List the processes on GPUs, and the programs that have the driver open
     List {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -41,26 +41,26 @@ pub(crate) struct Add {
     /// Index of the GPU
     #[arg(long, required_unless_present = "mig")]
     gpu: Option<u32>,
-    /// GPU instance
+    /// Id of the GPU instance [default: the whole GPU]
     #[arg(long)]
     gi: Option<u32>,
-    /// Compute instance in it; without, the process is charged to the GPU instance alone
+    /// Id of the compute instance in it [default: none, only the GPU instance has the process]
     #[arg(long, requires = "gi")]
     ci: Option<u32>,
-    /// MIG device, by its MIG-UUID
+    /// UUID of the MIG device, instead of --gpu
     #[arg(long, conflicts_with_all = ["gpu", "gi", "ci"])]
     mig: Option<String>,
-    /// A process that runs already
+    /// Id of a running process
     #[arg(long, required_unless_present = "spawn")]
     pid: Option<u32>,
-    /// Start a process that sleeps until it is removed or the host ends, and print its pid
+    /// Start a process that sleeps until it is removed or the host ends, and print its id
     #[arg(long, conflicts_with = "pid")]
     spawn: bool,
-    /// What it does: mps is a client of an MPS server, mps-server the server, which the driver lists as
-    /// a compute process; a handle is listed by no driver call and blocks all the same
+    /// How the process uses the GPU; mps: as a client of an MPS server; mps-server: as that server, which the driver
+    /// lists as a compute process; handle: it has the GPU open, but no driver call lists it
     #[arg(long, value_enum, default_value = "compute")]
     kind: Kind,
-    /// Memory in use, MiB
+    /// Memory in use, in MiB
     #[arg(long, default_value_t = 512)]
     memory: u64,
 }
