@@ -14,7 +14,7 @@ use crate::workspace::{self, Build};
 /// What to measure.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Fail when a target is missed; leave docs/benchmarks.md as it is
+    /// Fail if a target is missed; do not write docs/benchmarks.md
     #[arg(long)]
     check: bool,
 }

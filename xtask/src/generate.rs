@@ -11,10 +11,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::{self, Build};
 
-/// Whether to write, or to compare with what is there.
+/// Whether to write files, or to compare them with the existing ones.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Write nothing; fail when what is there differs
+    /// Write nothing; fail if the existing files differ
     #[arg(long)]
     check: bool,
 }

@@ -18,10 +18,10 @@ use crate::{
 /// What to run.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Format, arrows, lints and unit tests only; installs nothing
+    /// Run only format check, arrows, lints and unit tests; install nothing
     #[arg(long)]
     quick: bool,
-    /// Install nothing; tests that need what is missing are skipped and named
+    /// Install nothing; skip and list tests whose requirements are missing
     #[arg(long)]
     no_install: bool,
     /// Show all output of every step

@@ -27,19 +27,19 @@ pub(crate) struct Arguments {
     /// Simulated host: dgx-a100, dgx-h100, dgx-h200, dgx-b200, a30x4, rtx-pro-6000x2 or mixed
     #[arg(long, default_value = "dgx-a100")]
     preset: String,
-    /// Show it on every preset, one after the other
+    /// Show every preset, one after the other
     #[arg(long, conflicts_with_all = ["preset", "shell"])]
     every_preset: bool,
     /// Show every subject, not the short tour
     #[arg(long, conflicts_with = "shell")]
     full: bool,
-    /// Leave you in a shell on the host, with gpushd running, instead of typing for you
+    /// Start a shell on the host, with gpushd running, instead of the tour
     #[arg(long)]
     shell: bool,
     /// Use the programs of the last debug build instead of building them
     #[arg(long, hide = true)]
     built: bool,
-    /// Set by the demo itself on the host that it made: folder of the built programs
+    /// Folder of the built programs; the demo sets this on the host that it has created
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,
 }

@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
     /// Package debug builds, without compression: for tests of the packages, not for hosts
     #[arg(long)]
     debug_build: bool,
-    /// Use the debug build as it is, without a look whether it is up to date
+    /// Use the debug build as it is, without checking that it is up to date
     #[arg(long, hide = true, requires = "debug_build")]
     built: bool,
     /// Architecture, as Rust names it
