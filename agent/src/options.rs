@@ -165,7 +165,7 @@ pub(crate) struct Paths {
 /// Which config files and driver libraries are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Only files that nobody but root can write. For the system service, which runs as root with the default state
+    /// Only files that no user except root can write. For the system service, which runs as root with the default state
     /// directory.
     Required,
     /// All files. gpushd logs a file that the system service would refuse. For a gpushd of another user, or on a

@@ -76,7 +76,7 @@ pub struct ComputeProfile {
     /// Profile id, as the driver reports it.
     #[serde(rename = "profile_id")]
     pub id: u32,
-    /// Value of NVML's enum that queries and creation take.
+    /// NVML enum value for queries and for creation.
     pub index: u32,
     /// Number of compute slices.
     pub slices: u8,
@@ -97,7 +97,7 @@ pub struct GpuProfile {
     /// Profile id, as the driver reports it, and takes it to create an instance.
     #[serde(rename = "profile_id")]
     pub id: u32,
-    /// Value of NVML's enum that queries take.
+    /// NVML enum value for queries.
     pub index: u32,
     /// Number of compute slices.
     pub slices: u8,

@@ -49,7 +49,7 @@ pub enum HealthStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LayoutsAtStart {
-    /// Whether every GPU is settled.
+    /// Whether gpushd makes no further attempt in this boot.
     pub complete: bool,
     /// UUIDs of the settled GPUs, on which gpushd makes no further attempt in this boot. The layout is applied, was
     /// refused or failed too often, or no rule needs one; or a caller changed the GPU or cancelled the attempt.
@@ -122,7 +122,7 @@ pub struct Health {
     pub maintenance: Option<Maintenance>,
     /// Number of GPUs that the driver lists.
     pub gpu_count: u32,
-    /// Progress of the layouts of this boot; absent until gpushd has read which boot this is.
+    /// Progress of the layouts of this boot; absent if gpushd does not know the id of this boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layouts_at_start: Option<LayoutsAtStart>,
     /// Process id of gpushd.

@@ -1,7 +1,7 @@
 //! Leases: the right of a user to a share of one or more targets.
 //!
-//! The holder and the caller who requested the lease may be different users, because an administrator or a Slurm hook
-//! can request a lease for a user. The holder may use the targets.
+//! The holder and the caller who requested the lease may be different users. An administrator or a Slurm hook can
+//! request a lease for a user. The holder may use the targets.
 //!
 //! Callers who are neither the holder nor an administrator see [`Lease::redact`]ed leases: user name, kind,
 //! members and end, but no process id, cgroup, command or request.

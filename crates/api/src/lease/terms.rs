@@ -29,7 +29,7 @@ impl LeaseRequirement {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum AtLeaseEnd {
-    /// They may finish. gpushd shows them until then.
+    /// They may finish. Until then, the lease stays in the state `releasing`.
     #[default]
     Report,
     /// gpushd ends them: SIGTERM, and SIGKILL after the grace period.

@@ -95,7 +95,7 @@ impl Default for MpsPolicy {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum MpsState {
-    /// The daemon does not run, and gpushd does not start it.
+    /// The daemon does not run: an administrator or an operation stopped it, or gpushd is about to start it.
     Stopped,
     /// The daemon was started or found, and has not answered with the desired settings yet.
     Starting,
