@@ -1,4 +1,4 @@
-//! Differences from the config, in sentences.
+//! Differences from the config, as sentences.
 
 use super::*;
 
