@@ -105,7 +105,7 @@ pub struct Variant {
 pub struct GpuProfile {
     /// Name, such as `3g.40gb` or `1g.10gb+me`.
     pub name: String,
-    /// Profile id that the driver reports. It stands for a fraction of the GPU, not for a number of slices.
+    /// Profile id that the driver reports. It identifies a fraction of the GPU, not a number of slices.
     pub id: u32,
     /// NVML enum index for queries.
     pub index: u32,
