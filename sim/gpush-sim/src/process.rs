@@ -75,7 +75,8 @@ enum Kind {
 }
 
 impl Kind {
-    /// Returns the name of a started process, if it matters: monitors recognise the server by its name.
+    /// Returns the name for a started process; `None` if the name does not matter. Monitors recognise the server by
+    /// its name.
     fn process_name(self) -> Option<&'static str> {
         match self {
             Kind::MpsServer => Some("nvidia-cuda-mps-server"),
@@ -103,7 +104,7 @@ pub(crate) fn named(pid: u32) -> String {
     }
 }
 
-/// Refuses a GPU index that the host does not have.
+/// Returns an error if the host has no GPU with this index.
 pub(crate) fn known_gpu(host: &Host, gpu: u32) -> anyhow::Result<()> {
     match host.hardware().slots.len() as u32 {
         0 => bail!("the host has no GPU"),
@@ -122,7 +123,7 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
                 Some(gpu) => std::fs::remove_file(below.join("fd").join(gpu.to_string())),
                 None => std::fs::remove_dir_all(below),
             };
-            // It may have been registered before this directory existed.
+            // The process may have been registered before this directory existed.
             let _ = shown;
             let gone = host.update(|machine| Ok::<_, silicon::HostError>(machine.detach(pid, gpu)))?;
             if gone == 0 {
@@ -177,7 +178,7 @@ fn add(host: &Host, wanted: &Add) -> anyhow::Result<()> {
 /// Subcommand of a process that only sleeps.
 pub(crate) const SLEEPER: &str = "sleeper";
 
-/// Starts a sleeper under a name and records it, so that it ends with the host.
+/// Starts a sleeper with a name, and records it so that it ends with the host.
 fn spawn(host: &Host, name: Option<&str>) -> anyhow::Result<Pid> {
     use std::os::unix::process::CommandExt;
     let own = std::env::current_exe().context("cannot find my own executable")?;
@@ -207,9 +208,9 @@ pub(crate) fn end(sleeper: Pid) {
     }
 }
 
-/// Sleeps until the host in a directory is gone.
+/// Sleeps until the host's directory is removed.
 pub(crate) fn sleep_beside(dir: &Path) {
-    // `comm` is the program's file name until the program sets it.
+    // The kernel sets `comm` to the file name of the program. The sleeper must set its own name.
     let called = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&called).file_name().and_then(|name| CString::new(name.as_encoded_bytes()).ok());
     if let Some(name) = name {

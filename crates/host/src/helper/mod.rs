@@ -110,9 +110,9 @@ impl Helpers {
         let run = RunDir::create(&self.dir, &format!("{}.{}", job.operation, job.step), &spec)
             .map_err(|error| not_run(&job, &error.to_string()))?;
         if job.routine {
-            tracing::debug!(op = job.operation, "{}: {} {}", job.step, job.program, job.args.join(" "));
+            tracing::debug!(operation = job.operation, "{}: {} {}", job.step, job.program, job.args.join(" "));
         } else {
-            tracing::info!(op = job.operation, "{}: {} {}", job.step, job.program, job.args.join(" "));
+            tracing::info!(operation = job.operation, "{}: {} {}", job.step, job.program, job.args.join(" "));
         }
         if let Err(why) = self.launcher.launch(&run).await {
             // The keeper may still start, unless gpushd takes the lock first.
@@ -125,10 +125,10 @@ impl Helpers {
         let ended = follow(&run, job.deadline + GRACE + HANGS).await;
         match &ended.end {
             End::Void => return Err(not_run(&job, "its keeper did not start")),
-            end if job.routine => tracing::debug!(op = job.operation, "{} {end}{}", job.step, ended.said()),
-            End::Exited(0) => tracing::info!(op = job.operation, "{} ended well", job.step),
+            end if job.routine => tracing::debug!(operation = job.operation, "{} {end}{}", job.step, ended.said()),
+            End::Exited(0) => tracing::info!(operation = job.operation, "{} ended well", job.step),
             End::Exited(_) | End::Signalled(_) | End::TimedOut | End::NotStarted(_) | End::Lost | End::Hangs => {
-                tracing::warn!(op = job.operation, "{} {}{}", job.step, ended.end, ended.said());
+                tracing::warn!(operation = job.operation, "{} {}{}", job.step, ended.end, ended.said());
             }
         }
         Ok(ended)
@@ -163,7 +163,7 @@ impl Helpers {
             });
             let ended = follow(&run, patience).await;
             let (step, end) = (run.step(), &ended.end);
-            tracing::info!(op = operation, "{step}, begun by the gpushd before, {end}{}", ended.said());
+            tracing::info!(operation = operation, "{step}, begun by the gpushd before, {end}{}", ended.said());
             if !matches!(end, End::Exited(0) | End::Void) {
                 failed.push(format!("{step} {end}"));
             }
