@@ -79,7 +79,7 @@ fn text(plan: &Plan) -> String {
 }
 
 #[test]
-fn plans_as_users_read_them() {
+fn plans_have_the_expected_text() {
     let cases = [
         ("a100-80", "none", "3g.40gb, 2g.20gb, 1g.10gb*2"),
         ("a100-80", "7g.80gb", "3g.40gb, 2g.20gb, 1g.10gb"),

@@ -84,7 +84,7 @@ const BAD: &[&str] = &[
 ];
 
 #[test]
-fn canonical_forms() {
+fn layouts_have_their_canonical_forms() {
     for (written, canonical) in GOOD {
         let layout = Layout::parse(written).unwrap_or_else(|e| panic!("{written}: {e}"));
         assert_eq!(layout.to_string(), *canonical, "{written}");
@@ -94,7 +94,7 @@ fn canonical_forms() {
 }
 
 #[test]
-fn every_layout_error_has_its_place() {
+fn layout_errors_mark_their_place_and_have_hints() {
     let mut shown = String::new();
     for written in BAD {
         let errors = Layout::parse_all(&[written]).expect_err(written);

@@ -184,7 +184,7 @@ proptest! {
     /// The plan of a fresh assignment creates the instance, destroys what the assignment lists, and changes nothing
     /// else.
     #[test]
-    fn grant_plan_does_what_the_assignment_says(
+    fn grant_plan_does_exactly_what_the_assignment_lists(
         preset in 0..PRESETS.len(),
         wanted in prop::collection::vec((any::<u8>(), any::<u8>(), any::<u8>()), 0..8),
         request in any::<u8>(),
@@ -218,7 +218,7 @@ proptest! {
 
     /// If the GPU changes between placement and plan, the plan is refused, or does not change instances in use.
     #[test]
-    fn grant_plan_of_a_changed_gpu_takes_nothing(
+    fn grant_plan_of_a_changed_gpu_keeps_instances_in_use(
         preset in 0..PRESETS.len(),
         wanted in prop::collection::vec((any::<u8>(), any::<u8>(), any::<u8>()), 1..8),
         request in any::<u8>(),
@@ -252,7 +252,7 @@ proptest! {
 }
 
 #[test]
-fn grant_plan_names_the_lease_in_the_way() {
+fn grant_plan_names_the_lease_that_blocks_it() {
     // 7g.80gb@0 is free at the time of placement, and leased at the time of planning.
     let mut scene = Scene::new("dgx-a100", &[]);
     let largest =

@@ -28,7 +28,7 @@ proptest! {
 }
 
 #[test]
-fn placements_of_the_fixtures_are_the_parts_own() {
+fn fixtures_use_placements_that_the_gpu_model_has() {
     // Checks the fixtures: a state that no driver can report would prove nothing.
     let mut gpu = host().remove(0);
     set(&mut gpu, &[("3g.40gb", 4, &[])]);
