@@ -5,7 +5,7 @@ use super::*;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// There is drift exactly if a plan has steps, and no drift after the plan.
+    /// There is drift if and only if a plan has steps. After the plan there is no drift.
     #[test]
     fn drift_and_plan_agree(before in any_layout(), after in any_layout()) {
         let mut gpu = host().remove(7);

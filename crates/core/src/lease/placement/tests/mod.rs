@@ -182,7 +182,7 @@ fn same_inputs_give_the_same_assignment_in_any_order_of_gpus() {
     }
 }
 
-/// Placement finds an assignment exactly if there is one, and there is no better one. The planner can execute it.
+/// Placement finds an assignment if there is one, and there is no better one. The planner can execute it.
 #[test]
 fn placement_equals_the_brute_force_search() {
     let (mut placed, mut refused, mut created, mut destroyed) = (0, 0, 0, 0);
