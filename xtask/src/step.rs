@@ -40,12 +40,24 @@ pub(crate) struct Step {
     pub(crate) tests: TestCount,
     /// Skipped parts of its tests, with their reasons.
     pub(crate) skipped: Vec<String>,
+    /// Names of its failed tests, in order.
+    pub(crate) failed_tests: Vec<String>,
+    /// Names of tests that failed, and passed when they were run alone.
+    pub(crate) flaky: Vec<String>,
 }
 
 impl Step {
     fn new(name: &str, outcome: Outcome, started: Instant) -> Self {
         let (name, took) = (name.to_owned(), started.elapsed());
-        Self { name, outcome, took, tests: TestCount::default(), skipped: Vec::new() }
+        Self {
+            name,
+            outcome,
+            took,
+            tests: TestCount::default(),
+            skipped: Vec::new(),
+            failed_tests: Vec::new(),
+            flaky: Vec::new(),
+        }
     }
 }
 
@@ -98,8 +110,9 @@ pub(crate) fn run(name: &str, command: Command, verbose: bool) -> Step {
         Ok(outcome) => outcome,
         Err(error) => Outcome::Failed(format!("{error:#}")),
     };
+    let failed_tests = std::mem::take(&mut heard.failed_tests).into_iter().collect();
     let (tests, skipped) = heard.count();
-    Step { tests, skipped, ..Step::new(name, outcome, started) }
+    Step { tests, skipped, failed_tests, ..Step::new(name, outcome, started) }
 }
 
 /// Returns a step that was not run.
@@ -117,6 +130,9 @@ struct Heard {
     /// Tests that passed and reported a skipped part.
     silent: BTreeSet<String>,
     skipped: BTreeSet<String>,
+    /// Tests whose output was printed as that of a failed test.
+    failed_tests: BTreeSet<String>,
+    /// Whether the output of failed tests is being printed.
     failures: bool,
 }
 
@@ -130,6 +146,9 @@ impl Heard {
         }
         if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
             self.passed_test = (!self.failures).then(|| name.to_owned());
+            if self.failures {
+                self.failed_tests.insert(name.to_owned());
+            }
         } else if line.trim_start().starts_with("Running ") {
             self.passed_test = None;
         }
@@ -243,6 +262,25 @@ mod tests {
         let (tests, skipped) = heard.count();
         assert_eq!(tests, TestCount { passed: 1, failed: 0, skipped: 1 });
         assert_eq!(skipped, ["nvtop with MIG: not installed", "nvtop: not installed"]);
+    }
+
+    #[test]
+    fn failed_tests_are_known_by_name() {
+        let mut heard = Heard::default();
+        for line in [
+            "successes:",
+            "---- a::passes stdout ----",
+            "failures:",
+            "---- b::fails stdout ----",
+            "thread 'b::fails' panicked",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s",
+            "     Running tests/other.rs (target/debug/deps/other)",
+            "successes:",
+            "---- c::passes stdout ----",
+        ] {
+            heard.line(line);
+        }
+        assert_eq!(heard.failed_tests.into_iter().collect::<Vec<_>>(), ["b::fails"]);
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         steps.push(build);
         if built {
             steps.push(packages(verbose));
-            steps.push(tests("tests", &["--workspace"], verbose));
+            steps.extend(tests_and_repeats(verbose));
             let gpu = Command::new(workspace::root().join("tests/gpu/run"));
             steps.push(step::run("a real GPU", gpu, verbose));
             let programs = Build::Debug.folder();
@@ -93,6 +93,31 @@ fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
     command.arg("--show-output").env("GPUSH_TEST_VENV", install::venv());
     command.env("GPUSH_TEST_SLURM_PLUGINS", install::slurm_plugins());
     step::run(name, command, verbose)
+}
+
+/// Most failed tests that are run again.
+const MOST_REPEATED: usize = 8;
+
+/// Runs all tests. If only a few fail, runs those again, one at a time: a test that passes alone is reported as
+/// flaky, and does not fail the run.
+fn tests_and_repeats(verbose: bool) -> Vec<Step> {
+    let mut all = tests("tests", &["--workspace"], verbose);
+    let failed = all.failed_tests.len();
+    let are_all_named = u32::try_from(failed) == Ok(all.tests.failed);
+    if failed == 0 || failed > MOST_REPEATED || !are_all_named {
+        return vec![all];
+    }
+    let mut command = workspace::cargo();
+    command.args(["test", "--locked", "--no-fail-fast", "--workspace", "--", "--test-threads", "1", "--exact"]);
+    command.args(&all.failed_tests).env("GPUSH_TEST_VENV", install::venv());
+    command.env("GPUSH_TEST_SLURM_PLUGINS", install::slurm_plugins());
+    let again = step::run("failed tests, alone", command, verbose);
+    if again.outcome == Outcome::Passed && again.tests.passed >= all.tests.failed {
+        all.outcome = Outcome::Passed;
+        all.tests.failed = 0;
+        all.flaky = std::mem::take(&mut all.failed_tests);
+    }
+    vec![all, again]
 }
 
 fn demo(programs: &Path, verbose: bool) -> Step {
@@ -170,6 +195,13 @@ fn summary(steps: &[Step], missing: &[String], started: Instant) {
             println!("  {what}");
         }
     }
+    let flaky: Vec<&String> = steps.iter().flat_map(|step| &step.flaky).collect();
+    if !flaky.is_empty() {
+        println!("\nFLAKY: failed beside other tests, passed alone:");
+        for test in flaky {
+            println!("  {test}");
+        }
+    }
     println!("\n{} passed, {} failed, {} skipped", all.passed, all.failed, all.skipped);
 }
 
@@ -195,8 +227,15 @@ mod tests {
 
     #[test]
     fn failed_step_always_counts() {
-        let step =
-            |outcome, tests| Step { name: "x".into(), outcome, took: Duration::ZERO, tests, skipped: Vec::new() };
+        let step = |outcome, tests| Step {
+            name: "x".into(),
+            outcome,
+            took: Duration::ZERO,
+            tests,
+            skipped: Vec::new(),
+            failed_tests: Vec::new(),
+            flaky: Vec::new(),
+        };
         let none = TestCount::default();
         let some = TestCount { passed: 5, failed: 0, skipped: 1 };
         assert_eq!(count(&step(Outcome::Failed("does not build".into()), none)).failed, 1);

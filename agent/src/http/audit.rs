@@ -16,10 +16,10 @@ use crate::{
     state::{self, HostState},
 };
 
-/// Characters of a GPU's UUID.
+/// Length of a complete GPU UUID.
 const WHOLE_UUID: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
 
-/// Records in one response: the default, and the limit.
+/// Default and maximum number of records in one response.
 const PAGE: (usize, usize) = (100, 1000);
 
 /// Parameters of `GET /v1/audit`.
@@ -70,7 +70,8 @@ pub(super) async fn list(
     limiter.answer(&caller, StatusCode::OK, list).await
 }
 
-/// The objects of records that `text` names. A GPU that the driver does not show is found by its whole UUID.
+/// Returns the objects of records that `text` names. A GPU that the driver does not list is found only by its complete
+/// UUID.
 fn objects(host: &HostState, text: &str) -> Result<Vec<String>, ApiError> {
     let one = |word: &str| {
         let selector: Selector = match word.parse() {
@@ -106,14 +107,14 @@ fn objects(host: &HostState, text: &str) -> Result<Vec<String>, ApiError> {
     Ok(found)
 }
 
-/// UUIDs of what may be shared through MPS on a GPU: the GPU and its MIG devices.
+/// Returns the UUIDs of possible MPS targets on a GPU: the GPU and its MIG devices.
 fn targets(host: &HostState, uuid: &str) -> Vec<String> {
     let Some(gpu) = host.gpu(uuid) else { return Vec::new() };
     let computes = gpu.gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
     computes.filter_map(|compute| compute.uuid.clone()).chain([uuid.to_owned()]).collect()
 }
 
-/// UUID of the MIG device that a text such as `1:2g.20gb@2` names.
+/// Returns the UUID of the MIG device that a text such as `1:2g.20gb@2` names.
 fn device(host: &HostState, text: &str) -> Option<String> {
     let (gpu, device) = text.split_once(':')?;
     let (profile, start) = device.split_once('@')?;

@@ -35,7 +35,7 @@ pub(super) async fn show(
 ) -> Result<Response, Failure> {
     let (generation, viewer) = (state.now().generation, caller.viewer);
     let view = async move {
-        // Without a driver the rules claim no GPU, and can still be read.
+        // Without a driver, the response shows the rules without GPUs.
         let gpus = readings.host().await.map(|observed| observed.gpus(viewer)).unwrap_or_default();
         let mut view = settings.config().view(settings.file().as_deref(), &gpus);
         view.pending_restart = settings.pending_restart();
@@ -56,7 +56,7 @@ pub(super) async fn diff(
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
 ) -> Result<Response, Failure> {
-    // Only administrators may see a file that is not in force yet.
+    // Only administrators may see a file that is not active yet.
     authorization.admin(&caller, "read the config file").await?;
     let viewer = caller.viewer;
     let diff = async move { Ok::<ConfigDiff, Failure>(differences.find(viewer).await) };

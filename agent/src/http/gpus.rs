@@ -61,7 +61,7 @@ pub(super) async fn list(
         return limiter.answer(&caller, StatusCode::OK, list).await;
     }
     let viewer = observed.viewer(caller.viewer);
-    // The progress of operations, and which of them wait, is not in a snapshot.
+    // A snapshot does not contain the progress of operations, or which of them wait.
     let is_whole = observed.late.is_empty()
         && apply::queue_is_empty(&engine)
         && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
@@ -163,7 +163,7 @@ pub(super) async fn uncordon(
         .await
 }
 
-/// What cordoning a GPU uses.
+/// Handles for changes of cordons.
 #[derive(Debug)]
 pub(super) struct CordonChange {
     engine: Engine,
@@ -186,7 +186,7 @@ impl FromRef<Handles> for CordonChange {
 }
 
 impl CordonChange {
-    /// Changes a GPU, unless that was done under the same key; returns the GPU.
+    /// Changes a GPU, unless a request with the same key has done so. Returns the GPU.
     async fn make<C, F>(&self, caller: &Caller, gpu: &str, request: Request, change: C) -> Result<Json<Gpu>, Failure>
     where
         C: FnOnce(String, Request) -> F + Send + 'static,

@@ -26,7 +26,7 @@ pub(super) async fn enter(
     let control = maintenance.clone();
     let entered = requests.once(request, |request| async move { control.enter(request).await });
     if entered.await?.is_none() {
-        // Maintenance was recorded before the handles were closed, which may have failed.
+        // A first request with this key recorded maintenance, but may have failed to close the handles.
         let control = maintenance.clone();
         requests.carry_out(async move { control.close_handles().await }).await?;
     }

@@ -16,7 +16,7 @@ use crate::{
     leases::{self, Leases, Outcome},
 };
 
-/// Most ended leases in one answer.
+/// Maximum number of ended leases in one response.
 const MOST_ENDED: usize = 1000;
 
 /// Parameters of `GET /v1/leases`.
@@ -53,7 +53,7 @@ pub(super) async fn request(
     let requested = async move { leases::request(&leases, &caller, request, key).await };
     match requests.carry_out(requested).await? {
         Outcome::Granted(granted) => Ok(Json(granted.delivered())),
-        // Dropped with the connection of the client.
+        // Dropped when the client disconnects, which leaves the queue.
         Outcome::Queued(waiter) => Ok(Json(waiter.granted().await?)),
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     state::{self, readings::Readings, redact},
 };
 
-/// Longest `wait_s`.
+/// Maximum `wait_s`, in seconds.
 const LONGEST_WAIT: u64 = 30 * 24 * 3600;
 
 /// Every MIG device with its use: free, granted, in use or reserved.

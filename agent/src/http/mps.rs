@@ -17,7 +17,7 @@ use crate::{
     mps::{self, Act, Mps},
 };
 
-/// Lines of each log: the default, and the limit.
+/// Default and maximum number of lines of each log.
 const LINES: (usize, usize) = (50, 2000);
 
 /// Targets that are shared through MPS, by GPU.

@@ -21,10 +21,10 @@ use crate::{
     state::redact,
 };
 
-/// Longest wait of one request.
+/// Maximum wait of one request.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Operations in one response: the default, and the limit.
+/// Default and maximum number of operations in one response.
 const PAGE: (usize, usize) = (100, 200);
 
 /// Parameters of `GET /v1/operations`.
@@ -100,7 +100,7 @@ pub(super) async fn one(
     Part(id): Part,
     Parameters(parameters): Parameters<OneParameters>,
 ) -> Result<Response, Failure> {
-    // Outside of the limiter: a long poll is not work.
+    // Outside of the limiter, because a request that waits needs no permit.
     let mut operation = match parameters.after {
         Some(after) => {
             let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST);
@@ -129,7 +129,7 @@ pub(super) async fn cancel(
     let by = requests.authorization.admin(&caller, "cancel operations").await?;
     let key = header.of(caller.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
     let idempotency = requests.idempotency.clone();
-    // Recorded and applied even if the caller is gone.
+    // Recorded and applied even if the caller disconnects.
     let cancelling = requests.carry_out_while_stopping(async move {
         let _lock = match &key {
             Some(key) => Some(idempotency.lock(key).await),

@@ -146,7 +146,7 @@ async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
         match lease.state.name() {
             LeaseState::Active => tokio::select! {
                 () = bound_process_ends(&lease) => {
-                    tracing::info!("lease {id}: the process that it is bound to has ended");
+                    tracing::info!(lease = %id, "lease {id}: the process that it is bound to has ended");
                     let effects = apply(leases, id, Event::BindingEnded);
                     if effects.contains(&Effect::CloseAdmission) {
                         mps::admit(&leases.handles.mps, &lease.record.members).await;
@@ -179,7 +179,7 @@ async fn bound_process_ends(lease: &OpenLease) {
             Ok(_) => return,
             // Too many open files: its end is noticed later.
             Err(error) => {
-                tracing::warn!(pid, "cannot watch the process that lease {} is bound to: {error}", lease.id());
+                tracing::warn!(lease = %lease.id(), pid, "cannot watch the process that lease {} is bound to: {error}", lease.id());
                 tokio::time::sleep(UNKNOWN).await;
                 if proc::start(pid) != start {
                     return;
@@ -216,7 +216,7 @@ async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
                     return;
                 }
                 Err(error) => {
-                    tracing::error!("cannot record the end of lease {id}, trying again: {error}");
+                    tracing::error!(lease = %id, "cannot record the end of lease {id}, trying again: {error}");
                     apply(leases, id, Event::EndNotRecorded);
                     tokio::time::sleep(RETRY).await;
                     effects = apply(leases, id, Event::Tick);
@@ -281,7 +281,7 @@ async fn note(leases: &Leases, lease: &OpenLease, left: &Left) {
                 }
             }),
             // After a restart the lease is active, and its end begins again.
-            Err(error) => tracing::error!("cannot record that lease {id} is releasing: {error}"),
+            Err(error) => tracing::error!(lease = %id, "cannot record that lease {id} is releasing: {error}"),
         }
     }
     if lease.waits_for != words {
@@ -313,8 +313,8 @@ fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &Left) {
             continue;
         }
         match process.signal(signal) {
-            Ok(()) => tracing::info!(pid, "lease {id}: sent {signal}"),
-            Err(error) => tracing::warn!(pid, "lease {id}: cannot send {signal}: {error}"),
+            Ok(()) => tracing::info!(lease = %id, pid, "lease {id}: sent {signal}"),
+            Err(error) => tracing::warn!(lease = %id, pid, "lease {id}: cannot send {signal}: {error}"),
         }
     }
 }
@@ -326,7 +326,7 @@ async fn write_end(leases: &Leases, lease: &OpenLease, reason: EndReason) -> Res
         tx.audit(ended_by_gpushd(&record, "lease.end", reason.name())).map(|_| ())
     });
     written.await?;
-    tracing::info!(uid = lease.record.holder.uid, "lease {id} ended: {reason}");
+    tracing::info!(lease = %id, uid = lease.record.holder.uid, "lease {id} ended: {reason}");
     Ok(())
 }
 
@@ -353,7 +353,7 @@ pub(super) async fn record_end(leases: &Leases, id: LeaseId, reason: EndReason) 
         return;
     }
     while let Err(error) = write_end(leases, &lease, reason).await {
-        tracing::error!("cannot record the end of lease {id}, trying again: {error}");
+        tracing::error!(lease = %id, "cannot record the end of lease {id}, trying again: {error}");
         tokio::select! {
             () = leases.handles.stopping.cancelled() => break,
             () = tokio::time::sleep(RETRY) => {}
@@ -370,7 +370,7 @@ async fn expire(leases: Leases) {
         let active = || table.open.values().filter(|lease| lease.state.name() == LeaseState::Active);
         let over: Vec<LeaseId> = active().filter(|lease| lease.has_expired(wall, at)).map(OpenLease::id).collect();
         for id in over {
-            tracing::info!("lease {id} has expired");
+            tracing::info!(lease = %id, "lease {id} has expired");
             begin_end(&leases, id, Event::Expired(None)).await;
         }
         let next = leases.handles.state.leases();
@@ -399,7 +399,7 @@ async fn lost(leases: Leases) {
             .map(OpenLease::id)
             .collect();
         for id in gone {
-            tracing::warn!("lease {id}: its GPU or MIG device is gone");
+            tracing::warn!(lease = %id, "lease {id}: its GPU or MIG device is gone");
             begin_end(&leases, id, Event::GpuLost).await;
         }
         forget_gone(&leases, &host).await;

@@ -217,7 +217,7 @@ impl From<&Operation> for OperationSummary {
             begun: one.begun,
             done: one.progress.iter().map(|progress| progress.done).sum(),
             total: one.progress.iter().map(|progress| progress.total).sum(),
-            // Of each GPU there may be several.
+            // A list shows only the message: there may be several causes, and several errors for one GPU.
             error: one.error.as_ref().map(|error| {
                 let (causes, errors) = (Vec::new(), Box::default());
                 ApiError { causes, errors, ..error.clone() }

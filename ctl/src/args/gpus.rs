@@ -1,4 +1,4 @@
-//! How a command names GPUs: as arguments, or with `-g`.
+//! How a command names GPUs: as arguments or with `-g`.
 
 use clap::Args;
 
@@ -14,7 +14,7 @@ pub(crate) struct Gpus {
 }
 
 impl Gpus {
-    /// The selectors; empty for all GPUs.
+    /// Returns the selectors. An empty list means all GPUs.
     pub(crate) fn selectors(&self) -> Vec<String> {
         [self.arguments.as_slice(), &self.options].concat()
     }
@@ -32,7 +32,7 @@ pub(crate) struct SomeGpus {
 }
 
 impl SomeGpus {
-    /// The selectors.
+    /// Returns the selectors.
     pub(crate) fn selectors(&self) -> Vec<String> {
         [self.arguments.as_slice(), &self.options].concat()
     }

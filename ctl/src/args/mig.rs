@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::{GpuOption, Gpus, Lasting, Queueing, SomeGpus, Waiting, Why};
 
-/// The layout notation, before the examples of a command.
+/// Puts the layout notation before the examples of a command.
 macro_rules! with_layouts {
     ($examples:literal) => {
         concat!(

@@ -2,12 +2,15 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `gpu`, `mig`, `mps`, `lease`, `process`, `config` | the commands of these names; `lease` also has `run` |
+//! | `mps`, `process`, `config` | the commands of these names |
+//! | `gpu` | `gpu`, `timeslice` and `maintenance` |
+//! | `mig` | `mig` and `apply` |
+//! | `lease` | `lease` and `run` |
 //! | `request` | the flags of a lease request |
 //! | `follow` | operations, events, the audit trail |
 //! | `gpus` | how a command names GPUs |
-//! | `waiting` | how a command waits, and why a change is made |
-//! | `habits` | command lines of nvidia-smi and other tools, with the right form |
+//! | `waiting` | how a command waits, and the reason and end of a change |
+//! | `habits` | command lines in the form of nvidia-smi and other tools |
 //! | `values` | durations, times, numbers |
 
 mod config;
@@ -46,7 +49,7 @@ pub(crate) use self::{
     waiting::{Lasting, Queueing, Waiting, Why},
 };
 
-/// What is the same for all commands.
+/// Help text at the end of `gpushctl --help`: what is the same for all commands.
 const EXIT_CODES: &str = "\
 GPUs are named by index, range 0-3, UUID or its beginning, PCI address, or
 model. Durations are 90s, 15m, 1h30m, 2d, or a number of seconds.
@@ -111,22 +114,22 @@ pub(crate) enum Format {
     Name,
     Uuid,
     Csv,
-    // For `lease env` alone.
+    // Only for `lease env`.
     #[value(hide = true, alias = "bash", alias = "zsh", alias = "dash", alias = "ksh")]
     Sh,
-    // For `lease env` alone.
+    // Only for `lease env`.
     #[value(hide = true)]
     Fish,
-    // For `lease env` alone.
+    // Only for `lease env`.
     #[value(hide = true, alias = "tcsh")]
     Csh,
-    // For `lease env` alone.
+    // Only for `lease env`.
     #[value(hide = true)]
     Docker,
 }
 
 impl Format {
-    /// As it is typed.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Table => "table",
@@ -322,11 +325,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrapped_by_hand_fits_a_narrow_terminal_and_a_page() {
+    fn examples_fit_a_narrow_terminal_and_a_man_page() {
         fn look(command: &clap::Command) {
             let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             for line in after.lines() {
-                // A man page indents what stands as it is by seven columns, in place of these two.
+                // In the help, an example starts with two spaces. A man page indents it by seven columns instead.
                 let most = if line.starts_with(' ') { 74 } else { 79 };
                 assert!(line.chars().count() <= most, "{}: {line}", command.get_name());
             }
@@ -376,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_exit_codes_has_every_command() {
+    fn exit_code_page_lists_every_command() {
         fn leaves(command: &clap::Command, path: &str, found: &mut Vec<String>) {
             let path = format!("{path} {}", command.get_name());
             if command.has_subcommands() {
@@ -412,7 +415,7 @@ mod tests {
         };
         let wait = |words: &[&str]| wait(words).map_err(|error: clap::Error| error.to_string());
         assert_eq!(wait(&[]), Ok((None, None)));
-        // What follows is the layout's name, as without it.
+        // The next word is the layout, as without `--wait`.
         assert_eq!(wait(&["--wait", "mixed"]), Ok((Some(2_592_000), Some("mixed".to_owned()))));
         assert_eq!(wait(&["--wait=1m", "mixed"]), Ok((Some(60), Some("mixed".to_owned()))));
         assert!(wait(&["--wait=2592001"]).is_err() && wait(&["--wait=soon"]).is_err());

@@ -114,7 +114,7 @@ Examples:
     },
 }
 
-/// Requires a limit to set.
+/// Requires at least one limit, or `--reset`.
 fn at_least_one() -> ArgGroup {
     ArgGroup::new("change").args(["percentage", "memory", "priority", "reset"]).required(true).multiple(true)
 }
@@ -131,7 +131,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// The target as typed.
+    /// Returns the target as the user typed it.
     pub(crate) fn text(&self) -> &str {
         self.target.as_deref().or(self.gpu.as_deref()).unwrap_or_default()
     }

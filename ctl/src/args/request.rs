@@ -1,4 +1,4 @@
-//! The flags of a lease request. Their values are read by the grammar of `gpush_core`, which Slurm requests use too.
+//! The flags of a lease request. The grammar in `gpush_core` reads their values; Slurm requests use the same grammar.
 
 use clap::Args;
 use gpush_api::LeaseRequest;
@@ -49,7 +49,7 @@ pub(crate) struct RequestFlags {
 }
 
 impl RequestFlags {
-    /// Whether any flag is given.
+    /// Returns whether any of the flags is given.
     pub(crate) fn is_given(&self) -> bool {
         !self.terms().is_empty() || self.request.is_some() || self.target.is_some()
     }
@@ -57,7 +57,7 @@ impl RequestFlags {
     /// Returns the request.
     ///
     /// # Errors
-    /// The first flag that is wrong, or flags that contradict each other.
+    /// If a flag is wrong, or if flags contradict each other.
     pub(crate) fn request(&self) -> Result<LeaseRequest, RequestError> {
         let mut built = request::build(&self.terms(), Spelling::Flags)?;
         if let Some(spec) = &self.request {

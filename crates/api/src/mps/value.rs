@@ -71,7 +71,7 @@ impl FromStr for Percentage {
             Some((_, tenth)) if tenth.len() != 1 => return Err(bad("give one decimal at most, as in 12.5")),
             Some(parts) => parts,
         };
-        // `parse` would take a sign.
+        // `parse` would accept a sign.
         let digits = |text: &str| !text.is_empty() && text.len() <= 3 && text.bytes().all(|b| b.is_ascii_digit());
         if !digits(whole) || !digits(tenth) {
             return Err(bad("give a number over 0 and up to 100"));
@@ -92,7 +92,7 @@ impl Serialize for Percentage {
 
 impl<'de> Deserialize<'de> for Percentage {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        // By its text: 33.3 is no sum of binary fractions.
+        // The text of the number is parsed, because a float has no exact value for 33.3.
         serde_json::Number::deserialize(from)?.to_string().parse().map_err(D::Error::custom)
     }
 }

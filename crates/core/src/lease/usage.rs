@@ -1,11 +1,11 @@
-//! Leases in the way of a change: a leased target is in use, idle or not.
+//! Leases that block a change. A leased target counts as in use even if it is idle.
 
 use gpush_api::{LeaseId, LeaseUse};
 
-/// Most leases that a hint names.
+/// Maximum number of leases that a hint names.
 const MOST_NAMED: usize = 3;
 
-/// Returns what an administrator can do about leases in the way; `None` when there are none.
+/// Returns what an administrator can do about the leases; `None` if there are none.
 #[must_use]
 pub fn hint(leases: &[LeaseUse]) -> Option<String> {
     let mut ids: Vec<LeaseId> = leases.iter().map(|lease| lease.id).collect();

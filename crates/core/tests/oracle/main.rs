@@ -1,8 +1,7 @@
-//! Proof of the planner: a brute-force oracle searches exhaustively, and the planner must find the same
-//! optimum.
+//! Tests the planner against an oracle that searches exhaustively. Both must find the same optimum.
 //!
-//! The oracle shares only the figures of the geometry file with the planner. Every test prints the number of
-//! compared cases.
+//! The oracle shares only the figures of the geometry data with the planner. Every test prints the number of compared
+//! cases.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -23,7 +22,7 @@ use gpush_core::plan::Target;
 use part::{Part, some_of, subsets};
 use whole::{Case, Tally, compare};
 
-/// Tests every state × every subset of it in use × every feasible target of a part.
+/// Tests every state of a GPU model, with every subset of its instances in use, and every feasible target.
 fn exhaust(key: &str, matchings: bool) -> Tally {
     let part = Part::of(key);
     let geometry = Geometry::of_model(&part.model);

@@ -7,7 +7,7 @@ use super::Gpu;
 use crate::error::{DriverError, ErrorKind};
 
 impl Gpu<'_> {
-    /// Reads the compute mode; returns `None` on a part or a driver without one.
+    /// Reads the compute mode; returns `None` if the GPU or the driver has none.
     ///
     /// # Errors
     /// Errors of the call, except `NotSupported`; `Garbled` for an unknown mode.

@@ -1,4 +1,4 @@
-//! A corpus of wrong config files: each diagnostic in full, as people see it.
+//! A collection of wrong config files, with each complete diagnostic as users see it.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::super::*;
 
 const RULE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\n";
 
-/// What is wrong, the file, and how many problems it has.
+/// The mistake, the file, and its number of problems.
 fn corpus() -> Vec<(&'static str, String, usize)> {
     let rule = |rest: &str| format!("{RULE}{rest}\n");
     let own = str::to_owned;
@@ -232,7 +232,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ),
         ("quota GPUs", own("[[quota]]\neverybody = true\ngpus = [\"3-1\", \"0,2\"]\n"), 2),
         ("quota GPUs empty", own("[[quota]]\neverybody = true\ngpus = []\n"), 1),
-        // Turns
+        // Time-slicing
         ("turns, replicas of one process", turns("timeslice", "replicas = 2\ncompute_mode = \"exclusive_process\""), 1),
         (
             "turns, figures",

@@ -1,12 +1,12 @@
-//! The example file and the reference say what the code does.
+//! The example file and the reference agree with the code.
 
 use super::super::*;
 
 const EXAMPLE: &str = include_str!("../../../../../config.example.toml");
 const REFERENCE: &str = include_str!("../../../../../docs/config.md");
 
-/// The example with everything that is commented out put in force: prose begins with `# `,
-/// settings with `#`.
+/// Returns the example with all settings that are commented out made active. Comments begin with `# `, settings with
+/// `#`.
 fn uncommented(example: &str) -> String {
     let setting = |line: &str| match line.strip_prefix('#') {
         Some(rest) if !rest.is_empty() && !rest.starts_with(' ') => rest.to_owned(),
@@ -27,7 +27,7 @@ fn what_the_example_comments_out_is_the_default() {
     let text = uncommented(EXAMPLE);
     let config = Config::parse(&text, "config.example.toml, uncommented").unwrap_or_else(|e| panic!("{e}"));
     assert!(config.rules.len() >= 3 && !config.layouts.is_empty());
-    // Settings without a default value: the example has to name some group and path.
+    // These settings have no default value, but the example must contain a group and paths.
     let api = Api { socket_group: None, admin_socket: None, ..config.api };
     let mode_change = ModeChange { before: None, after: None, ..config.mode_change };
     let settings =
@@ -91,7 +91,7 @@ fn the_example_and_the_reference_give_the_defaults_of_a_policy() {
     let config = Config::parse(&uncommented(EXAMPLE), "config.example.toml").unwrap();
     let shared = config.rules.iter().find(|rule| rule.mode == Mode::Mps).unwrap();
     let mut policy = shared.mps_policy();
-    // Without a default value, as above.
+    // No default value, as above.
     assert!(policy.settings.memory_limit_mib.take().is_some());
     assert_eq!(policy, MpsPolicy::default());
     let written = sharing::written(&policy, Mode::Mps);

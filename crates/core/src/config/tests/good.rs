@@ -180,7 +180,7 @@ fn how_clients_of_mps_share() {
     };
     let (users, compute_mode) = (MpsUsers::Many, MpsComputeMode::Keep);
     assert_eq!(policy(6), MpsPolicy { settings, max_clients: 1, shares_percent: 10_000, users, compute_mode });
-    // A GPU that is cut has no compute mode to set.
+    // A MIG device has no compute mode to set.
     let cut = policy(4);
     assert_eq!((cut.settings.percentage.tenths(), cut.compute_mode), (125, MpsComputeMode::Keep));
     assert!(config.rules[0].mps.is_none() && policy(0).compute_mode == MpsComputeMode::Keep);
@@ -276,7 +276,7 @@ fn what_a_supervisor_is_given() {
     use crate::supervisor::Policy;
     assert_eq!(Mps::default().policy(), Policy::default());
     let mps = Config::parse(WHOLE, "config.toml").unwrap().mps;
-    // One that is left out is no shorter than the first pause.
+    // If the longest pause is missing, it is at least the first pause.
     assert_eq!((mps.pause_s, mps.longest_pause_s), (90, 90));
     assert_eq!(mps.policy().pause.as_secs(), 90);
 }
@@ -304,7 +304,7 @@ fn no_file_and_an_empty_file_mean_the_same() {
 
 #[test]
 fn each_key_has_an_effect_on_the_config() {
-    // A key that is accepted and then forgotten would show here.
+    // Detects a key that is accepted but has no effect.
     let lines: &[(&str, &[&str])] = &[
         ("", &["auto_reconcile = true"]),
         ("[log]", &["level = \"warn\""]),
@@ -394,7 +394,7 @@ proptest! {
         }
     }
 
-    /// Every one-place damage to a good file is either taken or explained within the file.
+    /// Replaces one part of a good file. The result is either accepted, or has errors with places in the file.
     #[test]
     fn damage_never_panics(at in 0..WHOLE.len(), length in 0usize..12, with in "[ -~\n\u{e9}]{0,4}") {
         let mut text = WHOLE.as_bytes().to_vec();

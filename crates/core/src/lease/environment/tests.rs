@@ -129,7 +129,7 @@ fn hostile_value_is_refused() {
 }
 
 proptest! {
-    /// Whatever texts are offered, values stay plain: no format needs to escape anything.
+    /// For any input, the values are plain, so no format needs to escape anything.
     #[test]
     fn values_are_plain_in_every_format(uuid in "(GPU-|MIG-)?.{0,40}", path in "/?.{0,90}", lease in any::<u64>()) {
         let devices: Vec<DeviceUuid> = DeviceUuid::new(&uuid).into_iter().chain(DeviceUuid::new(GPU)).collect();

@@ -83,7 +83,7 @@ fn wrong_spec_names_the_term_and_an_example() {
     }
 }
 
-/// Flags as given.
+/// Flags with their values.
 type Given<'a> = &'a [(Key, Option<&'a str>)];
 
 #[test]
@@ -235,7 +235,7 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<LeaseRequest>(&json).unwrap(), request);
     }
 
-    /// Text of a user never passes into a request: whatever is accepted is typed, or has the form of a name.
+    /// Text of a user never becomes a part of a request. An accepted value is typed, or has the form of a name.
     #[test]
     fn no_text_passes_the_parser_unchecked(text in "(mps|mig|mem|slices|priority|whole|[a-z]{1,4}|.{0,5})(=.{0,12})?(,(mem|mps)=.{0,8})?") {
         if let Ok(request) = parse(&text) {
