@@ -8,8 +8,9 @@
 //!                     └─ full: dropped + 1
 //! ```
 //!
-//! If standard error is the journal, events go to journald with fields (`GPUSH_OP`, `GPUSH_GPU`, `GPUSH_UID`).
-//! Otherwise they go to standard error as text.
+//! Events go to journald if standard error is the journal, otherwise to standard error as text. In the journal the
+//! fields of [`OBJECTS`] are fields of the entry, with the prefix `GPUSH_`: `journalctl GPUSH_GPU=GPU-…`. Other fields
+//! follow the message as text. `CODE_FILE`, `CODE_LINE` and `TARGET` are those of the original event.
 
 use std::{
     fmt::Write as _,
