@@ -1,7 +1,7 @@
 //! `cargo xtask soak`: the random tests of `cargo xtask test`, with at least ten times the steps.
 //!
 //! 1. The test kills MPS daemons, their servers, clients and gpushd at random. It also kills their systemd units, a
-//! fifth as often.
+//!    fifth as often.
 //! 2. Random steps of MPS and of operations. After each step, the test checks invariants from outside gpushd.
 //! 3. Random steps of leases, checked against a reference model.
 //! 4. Mixed requests, after which gpushd must not use more memory than before.

@@ -67,8 +67,8 @@ impl Socket {
     }
 
     fn choose(system: &Path, runtime_dir: Option<&Path>) -> Self {
-        // A path that cannot be checked, because a directory is closed, counts as existing. An error about this path
-        // helps the user more.
+        // If a closed directory prevents the check of a path, the path counts as existing. Then the user gets an error
+        // about that directory.
         let absent = matches!(system.symlink_metadata(), Err(e) if e.kind() == std::io::ErrorKind::NotFound);
         if absent && let Some(dir) = runtime_dir {
             let own = dir.join("gpush").join("gpushd.sock");

@@ -106,8 +106,8 @@ enum Before {
 }
 
 impl Before {
-    /// Updates the outcome after another attempt. It is certain only on the same connection that the same gpushd
-    /// answered.
+    /// Updates the outcome after another attempt. A refusal stays certain after a lost attempt only if the same gpushd,
+    /// while it was stopping, answered on the same connection.
     fn and(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
         match (last, self) {
             // If another gpushd refuses, it is still unknown what the first one did.

@@ -21,7 +21,7 @@ const EXAMPLES: &str = "write 90s, 15m, 1h30m or 2d; a bare number is seconds";
 /// Why a text is not a duration or point in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DurationError {
-    /// Not a duration. Where a point in time is accepted, not that either.
+    /// Not a duration; or, where both are accepted, neither a duration nor a point in time.
     Malformed,
     /// Zero, where a positive duration is needed.
     Zero,

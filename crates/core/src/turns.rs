@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn usable_gpus_without_mig_are_kept_and_others_let_go() {
+    fn settings_are_kept_on_usable_gpus_without_mig_only() {
         let config = config(TURNS);
         let policy = TimeslicePolicy {
             replicas: 1,

@@ -79,7 +79,7 @@ fn text(plan: &Plan) -> String {
 }
 
 #[test]
-fn plans_as_users_read_them() {
+fn plans_have_the_expected_text() {
     let cases = [
         ("a100-80", "none", "3g.40gb, 2g.20gb, 1g.10gb*2"),
         ("a100-80", "7g.80gb", "3g.40gb, 2g.20gb, 1g.10gb"),
@@ -156,8 +156,8 @@ fn packing_uses_fewest_gpu_instances() {
     assert_eq!(packed("1c.3g.40gb*4"), [vec!["1c.3g.40gb"; 3], vec!["1c.3g.40gb"]]);
     // First fit alone would need a third GPU instance, but only two fit.
     assert_eq!(packed("1c.3g.40gb*2, 2c.3g.40gb*2"), [["1c.3g.40gb", "2c.3g.40gb"]; 2]);
-    // Another start means another GPU instance. A compute instance that occupies the whole shares its GPU instance with
-    // no other.
+    // A different start means a different GPU instance. A compute instance that occupies a whole GPU instance does not
+    // share it.
     assert_eq!(packed("1c.3g.40gb@0, 1c.3g.40gb@4").len(), 2);
     assert_eq!(packed("3c.3g.40gb, 1c.3g.40gb"), [["3g.40gb"], ["1c.3g.40gb"]]);
     // The order of the layout is kept.

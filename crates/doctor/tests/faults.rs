@@ -275,7 +275,7 @@ fn every_planted_fault_is_found_with_a_command() {
 }
 
 #[test]
-fn own_mps_daemons_are_not_foreign() {
+fn mps_daemons_of_gpushd_are_not_foreign() {
     let host = Planted::healthy();
     host.process(7, "nvidia-cuda-mps", "0::/gpush.slice/gpush-mps.slice/gpushd-mps@0.service", "");
     host.process(8, "nvidia-cuda-mps", "0::/", "CUDA_MPS_PIPE_DIRECTORY=/run/gpush-mps/0/p1\u{0}");

@@ -105,7 +105,7 @@ pub struct Variant {
 pub struct GpuProfile {
     /// Name, such as `3g.40gb` or `1g.10gb+me`.
     pub name: String,
-    /// Profile id that the driver reports. It stands for a fraction of the GPU, not for a number of slices.
+    /// Profile id that the driver reports. It identifies a fraction of the GPU, not a number of slices.
     pub id: u32,
     /// NVML enum index for queries.
     pub index: u32,
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_follows_the_driver_branch_where_the_record_tells_it() {
+    fn memory_depends_on_the_driver_branch_where_recorded() {
         let profile = |key: &str, name: &str| {
             model(key).unwrap().gi_profiles.into_iter().find(|profile| profile.name == name).unwrap()
         };
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn compute_profile_ids_indexes_and_names_are_unique_within_a_gpu_profile() {
+    fn compute_profile_keys_are_unique_within_a_gpu_profile() {
         for key in KEYS {
             for profile in model(key).unwrap().gi_profiles {
                 for (i, a) in profile.compute.iter().enumerate() {
@@ -322,7 +322,7 @@ mod tests {
     /// Double-memory `1g` instances from Hopper on: profile 0 is smaller than the GPU instance, profile 7 occupies all
     /// of it.
     #[test]
-    fn double_memory_profiles_offer_two_compute_profiles_from_hopper_on() {
+    fn double_memory_1g_has_two_compute_profiles_since_hopper() {
         let mut models = 0;
         for key in KEYS {
             let model = model(key).unwrap();

@@ -19,7 +19,7 @@
 //! | [`helper`] | helper units: programs that run outside gpushd's own unit |
 //! | [`other_managers`] | other managers of MIG layouts on this host |
 //!
-//! This crate uses only `gpush-api` and `gpush-core`. It does not use the store, the driver, or the agent's state.
+//! This crate uses only `gpush-api` and `gpush-core`. It does not use the store, the driver, or the state of gpushd.
 
 pub mod acl;
 pub mod boot;

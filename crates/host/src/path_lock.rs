@@ -120,7 +120,7 @@ mod tests {
 
     /// The child of a gpushd that was killed holds the lock until it executes its program.
     #[test]
-    fn lock_of_an_agent_that_has_ended_is_taken_once_its_child_lets_go() {
+    fn lock_held_by_a_child_of_an_ended_agent_is_awaited() {
         let scratch = tempfile::tempdir().unwrap();
         let socket = scratch.path().join("gpushd.sock");
         let first = PathLock::take(&socket).unwrap();

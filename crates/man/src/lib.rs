@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stands_below_a_help_becomes_sections_and_prose() {
+    fn text_after_the_help_becomes_sections_and_paragraphs() {
         let text = "Some prose\nof two lines:\n  --one\n\nExit status:\n  0 done   1 other\n\n.dot and 'quote'";
         let found = blocks(text);
         let titles: Vec<_> = found.iter().map(|block| block.title).collect();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_its_sections_in_order() {
+    fn page_has_its_sections_in_order() {
         let mut command = Command::new("tool").about("Does it").after_help("Environment:\n  TOOL  a path");
         command = command.arg(clap::Arg::new("file").long("file").value_name("FILE").help("A file")).version("1.2");
         command.build();

@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_the_api_keep_the_way_out_as_their_hint() {
+    fn api_errors_keep_the_remedy_as_their_hint() {
         let error = ApiError::from(StoreError::Full { path: PathBuf::from("/var/lib/gpush") });
         assert_eq!((error.code, error.retryable), (Code::Unavailable, true));
         assert_eq!(error.hint.as_deref(), Some("free some (`df -h /var/lib/gpush`)"));

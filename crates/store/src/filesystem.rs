@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_file_systems_are_told_from_local_ones() {
+    fn network_and_local_file_systems_are_distinguished() {
         for (magic, name) in [(0x6969, "NFS"), (0xff53_4d42, "CIFS"), (-11_317_950, "CIFS"), (0x0bd0_0bd0, "Lustre")] {
             assert_eq!(judge(magic), Verdict::Network(name), "{magic:#x}");
         }

@@ -130,8 +130,8 @@ pub struct OperationRecord {
     pub error: Option<ApiError>,
 }
 
-/// An action other than a driver call, such as a stopped service or a started unit. It must be undone whatever the
-/// outcome of the operation is. It is recorded before it is executed.
+/// An action other than a driver call, such as a stopped service or a started unit. It is recorded before it is
+/// executed. At the end of the operation it must be undone, after success and after failure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Undo {
     /// Position in the order of the actions. They are undone in reverse order.

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn database_of_another_machine_is_told_from_a_new_machine_id() {
+    fn new_machine_id_and_other_machine_are_distinguished() {
         let cloned = Identity { machine: Some("machine b".to_owned()), ..database(10) };
         for watermark in [recorded(10, OURS, "earlier"), recorded(99, OTHER, "earlier"), Recorded::Missing] {
             assert_eq!(evidence(watermark, Recorded::Missing).judge(&cloned), Verdict::OtherHost, "{watermark:?}");

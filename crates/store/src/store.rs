@@ -126,8 +126,8 @@ impl Store {
         self.submit(Class::Ordinary, change)
     }
 
-    /// Records changes like [`Store::write`], but for endings: finish, rollback, release, expiry. On a full disk it may
-    /// use the reserve.
+    /// Records endings: finish, rollback, release, expiry. Works like [`Store::write`], but on a full disk it may use
+    /// the reserve.
     pub fn write_ending<T, F>(&self, change: F) -> Pending<T>
     where
         T: Send + 'static,

@@ -57,7 +57,7 @@ fn free_share_is_granted_by_one_commit_and_survives_a_restart() {
 }
 
 #[test]
-fn dynamic_grant_is_recorded_with_the_begin_and_the_end_of_its_operation() {
+fn dynamic_grant_is_recorded_when_its_operation_begins_and_ends() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let queued = write(&store, |tx| tx.queue_lease(new_lease(1000))).unwrap();
@@ -82,7 +82,7 @@ fn dynamic_grant_is_recorded_with_the_begin_and_the_end_of_its_operation() {
 }
 
 #[test]
-fn change_that_does_not_fit_the_state_is_refused_and_leaves_nothing() {
+fn change_that_does_not_fit_the_state_changes_nothing() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let id = grant(&store, 1000).id;
@@ -124,7 +124,7 @@ fn change_that_does_not_fit_the_state_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn reboot_ends_the_leases_of_the_boot_before() {
+fn reboot_ends_the_leases_of_the_previous_boot() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let first = grant(&store, 1000).id;

@@ -1,5 +1,5 @@
 //! Loss of state. If part of the state directory is missing, old, or from another host, opening the store reports that.
-//! GPUs are held exactly if grants or operations of this boot may be lost.
+//! GPUs are held if and only if grants or operations of this boot may be lost.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]

@@ -359,7 +359,7 @@ fn last_notice_of_each_gpu_survives_restart() {
 }
 
 #[test]
-fn record_of_an_mps_target_lasts_until_it_says_nothing() {
+fn mps_target_record_is_deleted_when_it_is_empty() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let target = MpsTarget {

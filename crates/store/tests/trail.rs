@@ -8,7 +8,7 @@ use gpush_store::{AuditQuery, Bounds, Options, Store};
 use scene::{audit, options};
 
 #[test]
-fn share_records_displace_no_administrator_records() {
+fn share_records_evict_no_administrator_records() {
     let scratch = tempfile::tempdir().unwrap();
     let bounds = Bounds { audit_most: 40, audit_shares: 25, audit_least: 5, reserve: 1 << 16, ..Bounds::default() };
     let open = || Store::open(scratch.path(), Options { bounds, ..options() }).unwrap().store;

@@ -238,14 +238,14 @@ pub struct Rule {
     pub matches: Vec<Selector>,
     /// How the GPUs are shared.
     pub mode: Mode,
-    /// Layout; set exactly in mode `mig`.
+    /// Layout. It is always set in mode `mig`, and never in other modes.
     pub layout: Option<WantedLayout>,
     /// How MPS clients share the GPUs. Always set in mode `mps`. In mode `mig` it is set only if the file contains it,
     /// and applies to MIG devices that the layout shares.
     pub mps: Option<MpsPolicy>,
-    /// How lease holders share the time of the GPUs; set exactly in mode `timeslice`.
+    /// How lease holders share the time of the GPUs; set if and only if the mode is `timeslice`.
     pub timeslice: Option<TimeslicePolicy>,
-    /// How the GPUs are leased; `None` exactly in mode `unmanaged`.
+    /// How the GPUs are leased; `None` only in mode `unmanaged`.
     pub lease: Option<LeaseTerms>,
 }
 

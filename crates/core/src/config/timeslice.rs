@@ -18,7 +18,7 @@ const COMPUTE_MODES: [(&str, Option<ComputeMode>); 4] = [
     ("keep", None),
 ];
 
-/// Returns the policy of a rule. A rule has one exactly in mode `timeslice`.
+/// Returns the policy of a rule. A rule has one only in mode `timeslice`.
 pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<TimeslicePolicy> {
     if get(rule, "timeslice").is_none() {
         return (mode == Some(Mode::Timeslice)).then(TimeslicePolicy::default);

@@ -1,8 +1,8 @@
 //! Drift: the differences between a GPU and its desired state, as sentences for users.
 //!
 //! Drift is found by comparison, not by planning: instances in use can make a plan impossible, but the difference
-//! exists. For a GPU with MIG mode on, both currently and in the desired state: it has no drift exactly if a plan for
-//! it has no steps.
+//! exists. If MIG mode is on, both currently and in the desired state, a GPU has drift if and only if its plan has
+//! steps.
 
 use gpush_api::{Gpu, GpuInstance, GpuState, Mig, Mode};
 

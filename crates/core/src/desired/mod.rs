@@ -90,7 +90,7 @@ impl Wish {
     }
 }
 
-/// Returns the position of the rule that claims each GPU, in order.
+/// Returns, for each GPU, the position of the rule that claims it.
 #[must_use]
 pub fn claims(config: &Config, gpus: &[Gpu]) -> Vec<Option<usize>> {
     let mut claimed = vec![None; gpus.len()];

@@ -238,7 +238,7 @@ mode = "unmanaged"
 }
 
 #[test]
-fn mig_mode_that_is_off() {
+fn plan_enables_mig_mode_that_is_off() {
     let off = |preset: &str, change: &dyn Fn(&mut Gpu)| {
         let mut gpu = preset::gpus(preset).unwrap().remove(0);
         let mig = gpu.mig.as_mut().unwrap();

@@ -20,7 +20,7 @@ pub(super) fn example(gpu: &Gpu) -> Option<&str> {
 }
 
 /// Returns the GPUs that can be named with a layout, as `--gpu 0-2,5`; `None` if there are none. With `by_rule`,
-/// returns those that can be named without one, for their rule's layout.
+/// returns the GPUs that can be named without a layout. They get the layout of their rule.
 pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<String> {
     let free = |wish: &Wish| match by_rule {
         true => wish.has_rule_layout(),

@@ -84,7 +84,7 @@ const BAD: &[&str] = &[
 ];
 
 #[test]
-fn canonical_forms() {
+fn layouts_have_their_canonical_forms() {
     for (written, canonical) in GOOD {
         let layout = Layout::parse(written).unwrap_or_else(|e| panic!("{written}: {e}"));
         assert_eq!(layout.to_string(), *canonical, "{written}");
@@ -94,7 +94,7 @@ fn canonical_forms() {
 }
 
 #[test]
-fn every_layout_error_has_its_place() {
+fn layout_errors_mark_their_place_and_have_hints() {
     let mut shown = String::new();
     for written in BAD {
         let errors = Layout::parse_all(&[written]).expect_err(written);
@@ -142,7 +142,7 @@ fn layout_names_and_entries_are_unambiguous() {
     }
 }
 
-/// A layout that is too large gets a single error, whatever its size. Errors in one text share that text.
+/// A layout that is too large gets a single error at any size. Errors in one text share that text.
 #[test]
 fn oversized_layout_gives_one_error() {
     let commas = ",".repeat(64_000);

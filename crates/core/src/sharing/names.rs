@@ -43,8 +43,8 @@ pub fn name_of(daemon: &MpsDaemon) -> String {
     }
 }
 
-/// Returns the position of the daemon that a text names. The text may be a target's short name, the index of a GPU that
-/// is shared as a whole, a name such as `0:2g.20gb@2`, or a UUID or its prefix. Case is ignored.
+/// Returns the position of the daemon that a text names. The text may be a target's short name, a name such as
+/// `0:2g.20gb@2`, or a UUID or its prefix. For a GPU that is shared as a whole, it may be the index. Case is ignored.
 ///
 /// # Errors
 /// No daemon or several daemons match; the error lists the daemons.

@@ -138,7 +138,7 @@ proptest! {
 
     /// Brackets open in this order: levels, daemons, services, the hook for the end, the hook for the beginning.
     #[test]
-    fn brackets_open_in_order_and_only_a_reset_needs_services_and_hooks(
+    fn brackets_open_in_order_and_only_resets_need_hooks(
         daemons in proptest::collection::vec(0_usize..3, 1..4),
         resets in proptest::collection::vec(any::<bool>(), 4),
         services in proptest::collection::vec("[a-z]{3}", 0..3),
@@ -192,7 +192,7 @@ fn hook_learns_which_modes_change() {
 }
 
 #[test]
-fn layouts_are_the_same_whatever_the_ids() {
+fn layouts_are_compared_without_instance_ids() {
     let gpu = gpu_with(LAYOUTS[0]);
     let one = gpu.mig.as_ref().unwrap();
     let mut other = one.clone();

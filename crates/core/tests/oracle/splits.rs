@@ -179,7 +179,7 @@ impl Sample {
         let standing = &self.standing[pair].compute;
         ends.map(|end| {
             let destroyed = || standing.iter().filter(|c| !end.contains(&c.slot));
-            // A GPU instance with a process of its own accepts no additional compute instances.
+            // A GPU instance that itself has a process accepts no additional compute instances.
             let only_adds = destroyed().count() == 0 && end.len() > standing.len();
             let in_use = u32::from(only_adds && self.standing[pair].busy);
             sum(self.toll_of(pair, destroyed()), [in_use, 0, 0, destroyed().count() as u32, 0])

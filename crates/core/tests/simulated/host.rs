@@ -1,4 +1,4 @@
-//! One simulated GPU, which is read as gpushd reads it, changed step by step, and has processes.
+//! One simulated GPU. The tests read it as gpushd does, change it step by step, and run processes on it.
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
 use silicon::machine::{Machine, Pid, Process, ProcessKind};

@@ -17,7 +17,7 @@
 //!                            the outcome, runs nothing    ended is unknown
 //! ```
 //!
-//! The run is in progress exactly while the lock is held. Keeper and program share one descriptor of the lock, so the
+//! The run is in progress as long as the lock is held. Keeper and program share one descriptor of the lock, so the
 //! kernel releases it when both have ended, in either order. Only the process that holds the lock may change the run.
 //!
 //! gpushd runs only trusted programs ([`trust`]). They get a clean environment and no input. Their output is kept up to

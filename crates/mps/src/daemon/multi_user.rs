@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn program_that_tells_the_option_from_an_unknown_one_supports_it() {
+    async fn support_is_detected_by_comparison_with_an_unknown_option() {
         let dir = tempfile::tempdir_in("/usr/local/share").or_else(|_| tempfile::tempdir()).unwrap();
         assert_eq!(support(&dir.path().join("missing")).await, Support::Unknown);
         let program = script(dir.path(), "echo Cannot find MPS control daemon process; exit 1");

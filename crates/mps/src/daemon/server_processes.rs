@@ -179,7 +179,7 @@ mod tests {
 
     /// A user's own server also has the lock, but processes that the user makes it start are not servers.
     #[test]
-    fn child_of_a_users_process_with_the_lock_is_no_server() {
+    fn child_of_a_users_server_is_no_server() {
         if !nix::unistd::geteuid().is_root() {
             return println!("SKIPPED children of servers: only root has processes of others");
         }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn program_of_a_server_without_a_control_daemon_above_it_is_no_server() {
+    fn server_program_without_a_control_daemon_is_no_server() {
         let scratch = tempfile::NamedTempFile::new().unwrap();
         let own = nix::unistd::geteuid().as_raw();
         let (parent, child) = family(File::open(scratch.path()).unwrap());

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn pipe_directory_belongs_to_one_user_and_is_swept_before_each_start() {
+    fn pipe_directory_of_a_user_is_emptied_before_each_start() {
         let scratch = tempfile::tempdir().unwrap();
         let place = TargetDir::of(scratch.path(), "g5d1b03a2");
         assert!(!place.is_taken() && place.spec().is_none());
@@ -348,7 +348,7 @@ mod tests {
 
     /// A regression test: a kill between two unlinks left an empty directory behind.
     #[test]
-    fn directory_of_an_interrupted_removal_is_no_target_and_is_swept() {
+    fn directory_of_an_interrupted_removal_is_deleted() {
         let scratch = tempfile::tempdir().unwrap();
         let place = TargetDir::of(scratch.path(), "g5d1b03a2");
         place.create(&spec(scratch.path(), 1)).unwrap();

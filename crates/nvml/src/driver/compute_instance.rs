@@ -82,7 +82,7 @@ impl<'d> OpenGpuInstance<'d> {
     }
 
     fn open(&self, handle: nvmlComputeInstance_t) -> Result<OpenComputeInstance<'d>, DriverError> {
-        // SAFETY: a struct of integers and pointers, for which zeroes are a value.
+        // SAFETY: a struct of integers and pointers, for which all zeroes are a valid value.
         let mut info: sys::nvmlComputeInstanceInfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: `handle` is from this session; the driver refuses stale handles.
         let told = match unsafe { nvml!(self.gpu.driver, nvmlComputeInstanceGetInfo_v2(handle, &raw mut info)) } {

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_nvml() {
+    fn compute_modes_have_the_numbers_of_nvml() {
         for (expected, mode) in (0..).zip(ComputeMode::ALL) {
             assert_eq!(number(mode), expected);
             assert_eq!(named(expected).unwrap(), mode);

@@ -114,7 +114,7 @@ impl OpenGpuInstance<'_> {
     }
 
     fn compute_figures_v3(&self, index: u32) -> Result<(ComputeProfile, Option<String>), DriverError> {
-        // SAFETY: a struct of integers, for which zeroes are a value.
+        // SAFETY: a struct of integers, for which all zeroes are a valid value.
         let mut info: sys::nvmlComputeInstanceProfileInfo_v3_t = unsafe { std::mem::zeroed() };
         info.version = version::<sys::nvmlComputeInstanceProfileInfo_v3_t>(3);
         let pointer = (&raw mut info).cast::<sys::nvmlComputeInstanceProfileInfo_v2_t>();

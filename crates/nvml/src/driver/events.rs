@@ -64,7 +64,7 @@ impl<'d> EventSet<'d> {
     /// # Errors
     /// Errors of the call, except its timeout.
     pub fn wait(&self, timeout: Duration) -> Result<Option<Event>, DriverError> {
-        // SAFETY: a struct of integers and a pointer, for which zeroes are a value.
+        // SAFETY: a struct of integers and a pointer, for which all zeroes are a valid value.
         let mut data: sys::nvmlEventData_t = unsafe { std::mem::zeroed() };
         let milliseconds = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         // SAFETY: the set is open until drop; the call writes one struct.

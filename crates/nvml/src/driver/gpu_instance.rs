@@ -96,7 +96,7 @@ impl<'d> Gpu<'d> {
     }
 
     fn open(&self, handle: nvmlGpuInstance_t) -> Result<OpenGpuInstance<'d>, DriverError> {
-        // SAFETY: a struct of integers and a pointer, for which zeroes are a value.
+        // SAFETY: a struct of integers and a pointer, for which all zeroes are a valid value.
         let mut info: sys::nvmlGpuInstanceInfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: `handle` is from this session; the driver refuses stale handles.
         unsafe { nvml!(self.driver, nvmlGpuInstanceGetInfo(handle, &raw mut info)) }.map_err(|e| e.on(&self.uuid))?;

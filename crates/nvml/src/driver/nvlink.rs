@@ -48,7 +48,7 @@ impl Gpu<'_> {
 
     /// Reads the PCI address of the GPU at the other end of a port.
     fn peer(&self, port: u32) -> Result<Option<String>, DriverError> {
-        // SAFETY: a struct of integers and bytes, for which zeroes are a value.
+        // SAFETY: a struct of integers and bytes, for which all zeroes are a valid value.
         let mut pci: sys::nvmlPciInfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: the call fills the struct.
         match unsafe { nvml!(self.driver, nvmlDeviceGetNvLinkRemotePciInfo_v2(self.own(), port, &raw mut pci)) } {

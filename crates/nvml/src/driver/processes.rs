@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_list_length_is_refused_without_allocating() {
+    fn impossible_list_length_is_refused_without_allocating() {
         for count in [u32::MAX, 1 << 31, (1 << 16) + 1] {
             let mut calls = 0;
             let result = grow(|wanted, _: *mut nvmlProcessInfo_v2_t| {

@@ -111,7 +111,7 @@ impl Gpu<'_> {
     }
 
     fn figures_v3(&self, index: u32) -> Result<Figures, DriverError> {
-        // SAFETY: a struct of integers, for which zeroes are a value.
+        // SAFETY: a struct of integers, for which all zeroes are a valid value.
         let mut info: sys::nvmlGpuInstanceProfileInfo_v3_t = unsafe { std::mem::zeroed() };
         info.version = version::<sys::nvmlGpuInstanceProfileInfo_v3_t>(3);
         let pointer = (&raw mut info).cast::<sys::nvmlGpuInstanceProfileInfo_v2_t>();

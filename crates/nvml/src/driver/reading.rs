@@ -337,7 +337,7 @@ impl Gpu<'_> {
     /// Reads the memory of the GPU or of one of its MIG devices. The second version of the call reports reserved memory
     /// separately; the first version counts it as used.
     pub(super) fn memory_of(&self, device: nvmlDevice_t) -> Result<Memory, DriverError> {
-        // SAFETY: a struct of integers, for which zeroes are a value.
+        // SAFETY: a struct of integers, for which all zeroes are a valid value.
         let mut info: sys::nvmlMemory_v2_t = unsafe { std::mem::zeroed() };
         info.version = super::profiles::version::<sys::nvmlMemory_v2_t>(2);
         // SAFETY: the version word tells the driver which struct the pointer refers to.

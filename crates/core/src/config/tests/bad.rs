@@ -275,7 +275,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
 }
 
 #[test]
-fn every_diagnostic() {
+fn bad_configs_give_the_expected_messages() {
     let mut shown = String::new();
     let corpus = corpus();
     let mut miscounted = Vec::new();
@@ -296,7 +296,7 @@ fn every_diagnostic() {
 }
 
 #[test]
-fn a_file_that_is_not_utf8() {
+fn file_that_is_not_utf8_is_refused() {
     let cases: &[(&str, &[u8])] = &[
         ("latin-1", b"# Gr\xfc\xdfe\n[driver]\nlibrary = \"libnvidia-ml.so.1\"\n"),
         ("third line", b"[driver]\n# fine\nlibrary = \"\xff\"\n"),
@@ -316,7 +316,7 @@ fn a_file_that_is_not_utf8() {
 }
 
 #[test]
-fn a_file_that_is_too_large() {
+fn file_that_is_too_large_is_refused() {
     let errors = Config::from_bytes(&vec![b'#'; MOST_BYTES + 1], "config.toml").unwrap_err();
     assert_eq!(
         errors.to_string(),
@@ -325,7 +325,7 @@ fn a_file_that_is_too_large() {
 }
 
 #[test]
-fn as_an_error_of_the_api() {
+fn config_errors_become_one_api_error() {
     let text = "colour = 1\n[log]\nlevel = \"inof\"\n";
     let error = gpush_api::ApiError::from(&Config::parse(text, "/etc/gpush/config.toml").unwrap_err());
     assert_eq!(error.code, gpush_api::Code::ConfigInvalid);

@@ -142,7 +142,7 @@ mode = "unmanaged"
 "#;
 
 #[test]
-fn every_key_is_taken() {
+fn every_key_is_read() {
     let config = Config::parse(WHOLE, "config.toml").unwrap_or_else(|e| panic!("{e}"));
     assert!(config.auto_reconcile);
     assert_eq!(config.log.level, LogLevel::Debug);
@@ -169,7 +169,7 @@ fn every_key_is_taken() {
 }
 
 #[test]
-fn how_clients_of_mps_share() {
+fn mps_policy_of_a_rule_is_read() {
     let config = Config::parse(WHOLE, "config.toml").unwrap();
     let policy = |rule: usize| config.rules[rule].mps_policy();
     assert_eq!((policy(5), &config.rules[5].mps), (MpsPolicy::default(), &Some(MpsPolicy::default())));
@@ -189,7 +189,7 @@ fn how_clients_of_mps_share() {
 }
 
 #[test]
-fn how_holders_take_turns() {
+fn timeslice_policy_of_a_rule_is_read() {
     let config = Config::parse(WHOLE, "config.toml").unwrap();
     let turns = |rule: usize| config.rules[rule].timeslice.clone();
     assert_eq!((turns(6), turns(7)), (None, Some(TimeslicePolicy::default())));
@@ -272,7 +272,7 @@ fn each_key_of_a_quota_has_an_effect() {
 }
 
 #[test]
-fn what_a_supervisor_is_given() {
+fn mps_settings_become_the_policy_of_the_supervisor() {
     use crate::supervisor::Policy;
     assert_eq!(Mps::default().policy(), Policy::default());
     let mps = Config::parse(WHOLE, "config.toml").unwrap().mps;
@@ -282,7 +282,7 @@ fn what_a_supervisor_is_given() {
 }
 
 #[test]
-fn the_effective_config_reads_back_the_same() {
+fn effective_config_reads_back_the_same() {
     let mut tried = 0;
     for text in ["", WHOLE, "[layouts]\na = '3g.40gb'", "[access]\nadmin_groups = [\"a\\\"b\"]"] {
         let config = Config::parse(text, "config.toml").unwrap();
@@ -295,7 +295,7 @@ fn the_effective_config_reads_back_the_same() {
 }
 
 #[test]
-fn no_file_and_an_empty_file_mean_the_same() {
+fn empty_file_gives_the_default_config() {
     for text in ["", "\n", "# nothing\n", "\u{feff}auto_reconcile = false\r\n"] {
         assert_eq!(Config::parse(text, "config.toml").unwrap(), Config::default(), "{text:?}");
     }
@@ -396,7 +396,7 @@ proptest! {
 
     /// Replaces one part of a good file. The result is either accepted, or has errors with places in the file.
     #[test]
-    fn damage_never_panics(at in 0..WHOLE.len(), length in 0usize..12, with in "[ -~\n\u{e9}]{0,4}") {
+    fn damaged_config_never_panics(at in 0..WHOLE.len(), length in 0usize..12, with in "[ -~\n\u{e9}]{0,4}") {
         let mut text = WHOLE.as_bytes().to_vec();
         let end = (at + length).min(text.len());
         text.splice(at..end, with.bytes());

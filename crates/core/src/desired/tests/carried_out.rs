@@ -5,7 +5,7 @@ use super::*;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// There is drift exactly if a plan has steps, and no drift after the plan.
+    /// There is drift if and only if a plan has steps. After the plan there is no drift.
     #[test]
     fn drift_and_plan_agree(before in any_layout(), after in any_layout()) {
         let mut gpu = host().remove(7);
@@ -28,7 +28,7 @@ proptest! {
 }
 
 #[test]
-fn placements_of_the_fixtures_are_the_parts_own() {
+fn fixtures_use_placements_that_the_gpu_model_has() {
     // Checks the fixtures: a state that no driver can report would prove nothing.
     let mut gpu = host().remove(0);
     set(&mut gpu, &[("3g.40gb", 4, &[])]);

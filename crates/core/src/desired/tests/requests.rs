@@ -28,7 +28,7 @@ fn named_layouts_and_entries_apply_to_unclaimed_gpus() {
 }
 
 #[test]
-fn requests_that_are_refused() {
+fn wrong_requests_are_refused_with_their_codes() {
     let mut host = host();
     host[1].state = GpuState::Degraded;
     host[1].reasons = vec!["creating 3g.40gb@4 failed: in use".to_owned()];
@@ -146,7 +146,7 @@ fn entries_or_none(text: &str) -> LayoutSource {
 }
 
 #[test]
-fn one_gpu_without_a_plan_hides_no_other() {
+fn refused_gpu_does_not_affect_plans_of_others() {
     let host = preset::gpus("mixed").unwrap();
     let plans = plan_host(&Config::default(), &host, &request(&["all"], entries("1g.10gb"))).unwrap().plans;
     let refusals: Vec<Option<&Refusal>> = plans.iter().map(|plan| plan.refusal.as_ref()).collect();

@@ -29,7 +29,7 @@ fn run(mut state: State, events: &[Event]) -> (State, Vec<Effect>) {
 const NEW: State = State::Queued { recorded: false };
 
 #[test]
-fn free_share_is_granted_with_one_commit_and_ends_after_its_processes() {
+fn free_share_needs_one_commit_and_ends_after_its_processes() {
     let (state, effects) = run(NEW, &[Event::Reserved(GrantBy::Commit), Event::Committed]);
     assert_eq!(state, State::Active);
     assert_eq!(effects, [Effect::CommitGrant, Effect::OpenAdmission, Effect::ReportGrant]);
@@ -92,7 +92,7 @@ fn revocation_with_end_sends_notice_then_term_then_kill() {
 }
 
 #[test]
-fn end_that_cannot_be_recorded_keeps_the_capacity_and_is_retried() {
+fn unrecorded_end_keeps_the_capacity_and_is_retried() {
     let (state, effects) = run(
         State::Active,
         &[Event::Released, Event::Probed(Remaining::NONE), Event::EndNotRecorded, Event::EndRecorded],

@@ -116,7 +116,7 @@ pub struct MpsOffer {
     pub most_leases: u32,
     /// Percentage of a lease whose request does not contain one.
     pub default: Percentage,
-    /// The user whom the daemon serves now; `None` if it is idle or serves several users.
+    /// The user that the daemon serves now; `None` if it is idle or serves several users.
     pub user: Option<u32>,
 }
 

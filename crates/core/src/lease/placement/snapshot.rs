@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn instance_that_gpushd_did_not_create_is_foreign_on_a_dynamic_gpu() {
+    fn instance_of_another_program_is_foreign_on_a_dynamic_gpu() {
         let mut scene = Scene::new();
         let wanted = |name: &str| Wanted {
             share: WantedShare::Mig(WantedDevice::Profile(name.to_owned())),

@@ -1,4 +1,5 @@
-//! The planner's target for an assignment. So the planner also plans dynamic grants, as it plans an `apply`.
+//! Converts an assignment to a target of the planner. So the planner plans dynamic grants in the same way as an
+//! `apply`.
 
 use gpush_api::GpuInstance;
 

@@ -106,7 +106,7 @@ fn newcomer_does_not_take_what_an_entry_reserves() {
 }
 
 #[test]
-fn impossible_request_is_reported_and_holds_up_nobody() {
+fn impossible_request_is_reported_and_delays_no_other() {
     let host = Host { gpus: vec![whole(0, true)] };
     let queue = queue(vec![lease(WantedShare::Whole, 5), lease(WantedShare::Whole, 1)]);
     assert_eq!(decisions(&queue, &host), ["1: never", "2: grant {0}"]);

@@ -34,7 +34,7 @@ pub enum Exceeded {
         /// The amount that the request adds, in the same unit.
         wanted: MemoryAmount,
     },
-    /// Too large a share of MPS targets.
+    /// The share of MPS targets is too large.
     MpsPercentage {
         /// The limit in tenths of a percent.
         most_tenths: u32,

@@ -81,7 +81,7 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
 }
 
 #[test]
-fn waiting_requests_have_a_limit_of_their_own() {
+fn waiting_requests_have_a_separate_limit() {
     let limits = Limits { queued: Some(1), leases: Some(2), ..Limits::default() };
     let waiting = Held { queued: true, ..held(5, 0) };
     assert_eq!(check_queue(&of(limits.clone()), &[held(1, 0), held(2, 0)]), Ok(()));

@@ -70,7 +70,7 @@ fn corpus() -> Vec<(&'static str, String)> {
 }
 
 #[test]
-fn every_diagnostic() {
+fn bad_files_give_the_expected_messages() {
     let mut shown = String::new();
     let corpus = corpus();
     for (what, text) in &corpus {

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn systemd_launcher_serves_only_roots_system_directory() {
+    fn systemd_launcher_is_used_only_by_root_in_its_directory() {
         let system = Path::new(SYSTEM_DIRECTORY);
         let is_systemd =
             |base: &Path, is_root, has_systemd| matches!(Kind::choose(base, is_root, || has_systemd), Kind::Systemd(_));

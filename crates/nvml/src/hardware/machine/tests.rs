@@ -98,7 +98,7 @@ fn abandoned_worker_finishes_its_calls_in_time() {
 }
 
 #[test]
-fn stuck_workers_do_not_pile_up() {
+fn number_of_stuck_workers_is_limited() {
     let now = Instant::now();
     let mut machine = Machine::new(limits());
     let mut at = now;
