@@ -148,7 +148,7 @@ pub(super) async fn renew(
 
 /// Revokes a lease. For administrators.
 ///
-/// With `end`, gpushd ends its processes after the notice.
+/// With `end`, or if the rule has `at_end = "end"`, gpushd ends its processes after the notice.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases/{id}/revoke", operation_id = "revokeLease", tag = "leases", request_body = LeaseRevokeRequest,
     params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),

@@ -174,7 +174,7 @@ pub struct LeaseRenewRequest {
 pub struct LeaseRevokeRequest {
     /// Reason, shown to the holder.
     pub reason: String,
-    /// Whether gpushd ends the processes of the lease. If false, they may finish.
+    /// Whether gpushd ends the processes of the lease. If false, they may finish, unless the rule has `at_end = "end"`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub end: bool,
     /// Seconds until SIGTERM; 60 if absent. Allowed only with `end`.
