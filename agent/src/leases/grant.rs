@@ -28,6 +28,7 @@ use tokio::{
 
 use super::{
     Leases,
+    bind::{self, Bound, Moving},
     dynamic::{self, Missing},
     explain::{Passes, explain, passes},
     offers::{self, gpus_of},
@@ -132,7 +133,9 @@ pub(crate) async fn request(
         let not_placed = match reserve(leases, &seen, &gpus, &resolved) {
             Ok(reserved) => {
                 let has_key = key.is_some();
-                let granted = commit(leases, caller.viewer, resolved.new.into(), &request, reserved, key).await?;
+                let bound = resolved.bound;
+                let granted =
+                    commit(leases, caller.viewer, resolved.new.into(), &request, &bound, reserved, key).await?;
                 return Ok(Outcome::Granted(Delivery::new(leases, granted, has_key)));
             }
             Err(NotReserved::Refused(error)) => return Err(error),
@@ -286,6 +289,7 @@ pub(super) async fn commit(
     viewer: Viewer,
     source: LeaseSource,
     request: &LeaseRequest,
+    bound: &Bound,
     reserved: Reserved,
     key: Option<Key>,
 ) -> Result<LeaseGrant, ApiError> {
@@ -303,12 +307,9 @@ pub(super) async fn commit(
                 return Err(error);
             }
         };
-        leases.handles.state.change_leases(|table| {
-            table.reserved.remove(&reservation);
-            table.put(begun.record.clone());
-        });
+        begun.put(leases, reservation);
         tracing::info!(uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
-        return begun.finish(leases, viewer).await;
+        return begun.finish(leases, viewer, bound).await;
     }
     // First: clients of another user may be connected, and then nothing must be recorded.
     if let Err(error) = mps::prepare(&leases.handles.mps, &members).await {
@@ -319,8 +320,10 @@ pub(super) async fn commit(
     let text = spec(request);
     let targets: Vec<String> = members.iter().map(|member| member.target.clone()).collect();
     let gpus: Vec<_> = gpus_of(&members).into_iter().map(|gpu| serde_json::json!({ "gpu_uuid": gpu })).collect();
+    let epoch = leases.handles.store.epoch().to_owned();
     let written = leases.handles.store.write(move |tx| {
         let record = tx.grant_lease(source.clone(), terms.clone())?;
+        let record = bind::record(tx, &epoch, record)?;
         if let Some(key) = &key {
             key.keep_with(tx, record.id.0)?;
         }
@@ -330,6 +333,7 @@ pub(super) async fn commit(
     });
     match written.await {
         Ok(record) => {
+            let moving = Moving::begin(leases, &record, bound);
             leases.handles.state.change_leases(|table| {
                 table.reserved.remove(&reservation);
                 table.put(record.clone());
@@ -338,16 +342,7 @@ pub(super) async fn commit(
             tracing::info!(uid, "lease {} granted: {}", record.id, spec(request));
             super::life::watch(leases, record.id);
             leases.ends_changed.notify_one();
-            let table = leases.handles.state.leases();
-            let lease = table.open.get(&record.id).ok_or_else(|| show::unknown(record.id))?;
-            match show::granted(leases, lease, viewer) {
-                Ok(granted) => Ok(granted),
-                Err(error) => {
-                    // Its MPS daemon has ended meanwhile: the holder gets no environment, and so no lease.
-                    super::life::end_unused(leases, record.id).await;
-                    Err(error)
-                }
-            }
+            answer(leases, record.id, viewer, bound, moving).await
         }
         // What the disk has is known when gpushd has restarted. Until then the store refuses all changes.
         Err(error @ StoreError::Uncertain { .. }) => Err(error.into()),
@@ -356,6 +351,34 @@ pub(super) async fn commit(
             Err(error.into())
         }
     }
+}
+
+/// Moves the caller into the scope of an active lease, if it gets one, and returns the answer.
+///
+/// # Errors
+/// When the caller was not moved, or the MPS daemon has ended meanwhile. The lease then ends: without its environment
+/// the holder cannot use it.
+pub(super) async fn answer(
+    leases: &Leases,
+    id: LeaseId,
+    viewer: Viewer,
+    bound: &Bound,
+    moving: Option<Moving>,
+) -> Result<LeaseGrant, ApiError> {
+    let granted = async {
+        let table = leases.handles.state.leases();
+        let lease = table.open.get(&id).ok_or_else(|| show::unknown(id))?;
+        bind::enter(leases, &lease.record, bound).await?;
+        let mut granted = show::granted(leases, lease, viewer)?;
+        bound.explain(&mut granted);
+        Ok(granted)
+    };
+    let granted = granted.await;
+    drop(moving);
+    if granted.is_err() {
+        super::life::end_unused(leases, id).await;
+    }
+    granted
 }
 
 /// An audit record about a lease, by the caller who requested it.

@@ -49,11 +49,6 @@ impl SharedTarget {
     pub(crate) fn is_held_by(&self, uid: u32) -> bool {
         self.leases.iter().any(|lease| lease.record.holder.uid == uid)
     }
-
-    /// Returns whether a name is that of one of a user's leases on it.
-    pub(crate) fn is_lease_of(&self, name: &str, uid: u32) -> bool {
-        is_lease_of(&self.leases, name, Some(uid))
-    }
 }
 
 /// Returns whether a name is that of a lease of the user.

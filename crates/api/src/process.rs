@@ -44,9 +44,12 @@ pub struct GpuProcess {
     /// What it serves, where it is an MPS server: `MPS server of GPU 4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<String>,
-    /// The lease that it runs with, `L17`, where the GPU or MIG device is shared through MPS.
+    /// The lease of its user that it runs with, `L17`: by its cgroup, or named in its environment.
     #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
+    /// Whether neither its cgroup nor its environment tells the lease. It then counts for the oldest lease of its user.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unattributed: bool,
     /// Whether the config allows it although it has no share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allowed: bool,
