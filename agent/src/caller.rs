@@ -73,7 +73,8 @@ impl Caller {
     /// Returns gpushd itself as a caller.
     pub(crate) fn agent() -> Self {
         let uid = nix::unistd::geteuid().as_raw();
-        let peer = Peer { uid, pid: Some(std::process::id()), groups: Vec::new(), is_on_this_host: true };
+        let (pid, groups) = (Some(std::process::id()), Vec::new());
+        let peer = Peer { uid, pid, start: None, groups, is_on_this_host: true };
         Self { peer, viewer: Viewer::Agent }
     }
 
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     fn peer(uid: u32) -> Peer {
-        Peer { uid, pid: Some(1), groups: Vec::new(), is_on_this_host: true }
+        Peer { uid, pid: Some(1), start: None, groups: Vec::new(), is_on_this_host: true }
     }
 
     #[test]

@@ -40,6 +40,7 @@ const REPORTS: &[&[&str]] = &[
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "reads"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "durable"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "leases"],
+    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "scopes"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "footprint"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "mps"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "hung"],

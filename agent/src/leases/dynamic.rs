@@ -15,14 +15,19 @@ use gpush_api::{Actor, ApiError, Code, LeaseGrant, LeaseId, LeaseMember, LeaseRe
 use gpush_core::lease::{placement::Assignment, request::spec};
 use gpush_store::{LeaseRecord, LeaseSource, OperationId};
 
-use super::{Leases, grant::audit, life, show};
+use super::{
+    Leases,
+    bind::{self, Bound, Moving},
+    grant::{answer, audit},
+    life, show,
+};
 use crate::{
     apply::Creation,
     caller::{Caller, Viewer},
     idempotency::Key,
     lanes::Claim,
     operation::Also,
-    state::OpenLease,
+    state::{OpenLease, ReservationId},
 };
 
 /// The MIG devices that a dynamic grant creates, with the claim on the lanes of their GPUs.
@@ -49,9 +54,10 @@ pub(super) async fn begin(
         LeaseSource::Queued(id) => asked_by(leases, *id)?,
     };
     let recorded: Arc<Mutex<Option<LeaseRecord>>> = Arc::default();
-    let (slot, text) = (Arc::clone(&recorded), spec(request));
+    let (slot, text, epoch) = (Arc::clone(&recorded), spec(request), leases.handles.store.epoch().to_owned());
     let also: Also = Box::new(move |tx, operation| {
         let record = tx.begin_lease(source.clone(), members.clone(), operation.id)?;
+        let record = bind::record(tx, &epoch, record)?;
         if let Some(key) = &key {
             key.keep_with(tx, record.id.0)?;
         }
@@ -82,20 +88,30 @@ pub(super) struct Begun {
 }
 
 impl Begun {
+    /// Puts the lease into the table, in place of its reservation.
+    pub(super) fn put(&self, leases: &Leases, reservation: ReservationId) {
+        leases.handles.state.change_leases(|table| {
+            table.reserved.remove(&reservation);
+            table.put(self.record.clone());
+        });
+    }
+
     /// Executes the operation, and waits for its end. The lease must be in the table.
     ///
     /// # Errors
-    /// Says why the operation did not create the devices.
-    pub(super) async fn finish(self, leases: &Leases, viewer: Viewer) -> Result<LeaseGrant, ApiError> {
+    /// Says why the operation did not create the devices, or why the caller was not moved into its scope.
+    pub(super) async fn finish(self, leases: &Leases, viewer: Viewer, bound: &Bound) -> Result<LeaseGrant, ApiError> {
         let (id, operation) = (self.record.id, self.record.operation);
+        let moving = Moving::begin(leases, &self.record, bound);
         life::watch(leases, id);
         self.creation.execute(&leases.handles.engine);
         decided(leases, id).await;
-        let table = leases.handles.state.leases();
-        match table.open.get(&id) {
-            Some(lease) if lease.state.name() == LeaseState::Active => show::granted(leases, lease, viewer),
-            Some(_) | None => Err(not_created(leases, id, operation).await),
+        let is_active = |lease: &OpenLease| lease.state.name() == LeaseState::Active;
+        if leases.handles.state.leases().open.get(&id).is_some_and(is_active) {
+            return answer(leases, id, viewer, bound, moving).await;
         }
+        drop(moving);
+        Err(not_created(leases, id, operation).await)
     }
 }
 

@@ -28,6 +28,7 @@ use tokio::{
 
 use super::{
     Leases,
+    bind::{self, Bound, Moving},
     dynamic::{self, Missing},
     explain::{Passes, explain, passes},
     offers::{self, gpus_of},
@@ -132,7 +133,9 @@ pub(crate) async fn request(
         let not_placed = match reserve(leases, &seen, &gpus, &resolved) {
             Ok(reserved) => {
                 let has_key = key.is_some();
-                let granted = commit(leases, caller.viewer, resolved.new.into(), &request, reserved, key).await?;
+                let bound = resolved.bound;
+                let granted =
+                    commit(leases, caller.viewer, resolved.new.into(), &request, &bound, reserved, key).await?;
                 return Ok(Outcome::Granted(Delivery::new(leases, granted, has_key)));
             }
             Err(NotReserved::Refused(error)) => return Err(error),
@@ -287,6 +290,7 @@ pub(super) async fn commit(
     viewer: Viewer,
     source: LeaseSource,
     request: &LeaseRequest,
+    bound: &Bound,
     reserved: Reserved,
     key: Option<Key>,
 ) -> Result<LeaseGrant, ApiError> {
@@ -304,12 +308,9 @@ pub(super) async fn commit(
                 return Err(error);
             }
         };
-        leases.handles.state.change_leases(|table| {
-            table.reserved.remove(&reservation);
-            table.put(begun.record.clone());
-        });
+        begun.put(leases, reservation);
         tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
-        return begun.finish(leases, viewer).await;
+        return begun.finish(leases, viewer, bound).await;
     }
     // Before the commit: if clients of another user are connected, gpushd must not record the grant.
     if let Err(error) = mps::prepare(&leases.handles.mps, &members).await {
@@ -320,8 +321,10 @@ pub(super) async fn commit(
     let text = spec(request);
     let targets: Vec<String> = members.iter().map(|member| member.target.clone()).collect();
     let gpus: Vec<_> = gpus_of(&members).into_iter().map(|gpu| serde_json::json!({ "gpu_uuid": gpu })).collect();
+    let epoch = leases.handles.store.epoch().to_owned();
     let written = leases.handles.store.write(move |tx| {
         let record = tx.grant_lease(source.clone(), terms.clone())?;
+        let record = bind::record(tx, &epoch, record)?;
         if let Some(key) = &key {
             key.keep_with(tx, record.id.0)?;
         }
@@ -331,6 +334,7 @@ pub(super) async fn commit(
     });
     match written.await {
         Ok(record) => {
+            let moving = Moving::begin(leases, &record, bound);
             leases.handles.state.change_leases(|table| {
                 table.reserved.remove(&reservation);
                 table.put(record.clone());
@@ -339,17 +343,7 @@ pub(super) async fn commit(
             tracing::info!(lease = %record.id, uid, "lease {} granted: {}", record.id, spec(request));
             super::life::watch(leases, record.id);
             leases.ends_changed.notify_one();
-            let table = leases.handles.state.leases();
-            let lease = table.open.get(&record.id).ok_or_else(|| show::unknown(record.id))?;
-            match show::granted(leases, lease, viewer) {
-                Ok(granted) => Ok(granted),
-                Err(error) => {
-                    // The MPS daemon has ended meanwhile. Without its environment the holder cannot use the lease, so
-                    // gpushd ends it.
-                    super::life::end_unused(leases, record.id).await;
-                    Err(error)
-                }
-            }
+            answer(leases, record.id, viewer, bound, moving).await
         }
         // It is not known whether the record is on disk; gpushd reads it after a restart. Until then the store refuses
         // all changes.
@@ -361,7 +355,35 @@ pub(super) async fn commit(
     }
 }
 
-/// Returns an audit record about a lease, in the name of the caller who requested it.
+/// Moves the caller into the scope of an active lease, if it gets one, and returns the answer.
+///
+/// # Errors
+/// When the caller was not moved, or the MPS daemon has ended meanwhile. The lease then ends: without its environment
+/// the holder cannot use it.
+pub(super) async fn answer(
+    leases: &Leases,
+    id: LeaseId,
+    viewer: Viewer,
+    bound: &Bound,
+    moving: Option<Moving>,
+) -> Result<LeaseGrant, ApiError> {
+    let granted = async {
+        let table = leases.handles.state.leases();
+        let lease = table.open.get(&id).ok_or_else(|| show::unknown(id))?;
+        bind::enter(leases, &lease.record, bound).await?;
+        let mut granted = show::granted(leases, lease, viewer)?;
+        bound.explain(&mut granted);
+        Ok(granted)
+    };
+    let granted = granted.await;
+    drop(moving);
+    if granted.is_err() {
+        super::life::end_unused(leases, id).await;
+    }
+    granted
+}
+
+/// An audit record about a lease, by the caller who requested it.
 pub(super) fn audit(record: &LeaseRecord, action: &str, result: &str, detail: serde_json::Value) -> NewAudit {
     NewAudit {
         by: Some(record.asked_by.clone()),

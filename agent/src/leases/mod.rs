@@ -16,7 +16,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `request` | what a request means on this host: holder, share, GPUs, binding |
+//! | `request` | what a request means on this host: holder, share, GPUs |
+//! | `bind` | what a lease is bound to: a scope, a cgroup, a process |
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
 //! | `grant` | placing, reserving, committing |
 //! | `dynamic` | grants that create MIG devices |
@@ -27,6 +28,7 @@
 //! | `processes` | which processes of a lease are left |
 //! | `show` | leases as the API shows them |
 
+mod bind;
 mod change;
 mod dynamic;
 mod explain;
@@ -39,7 +41,7 @@ mod request;
 mod show;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Deref,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -60,6 +62,7 @@ use crate::{
 };
 
 pub(crate) use self::{
+    bind::{Scopes, health},
     change::{release, renew, revoke},
     grant::{Outcome, request},
     life::run,
@@ -81,6 +84,8 @@ pub(crate) struct Handles {
     pub(crate) mps: Mps,
     /// Records of leases.
     pub(crate) store: Store,
+    /// Creates scopes of leases.
+    pub(crate) scopes: Scopes,
     /// Names of users.
     pub(crate) users: Users,
     /// Idempotency keys and their answers.
@@ -107,7 +112,9 @@ pub(crate) struct Inner {
     entering: Mutex<BTreeMap<u32, usize>>,
     /// Leases with a task that waits for their end.
     watched: Mutex<BTreeMap<LeaseId, Arc<Notify>>>,
-    /// Wakes the queue if capacity becomes free or a request arrives.
+    /// Leases whose scope is being created.
+    moving: Mutex<BTreeSet<LeaseId>>,
+    /// Wakes the queue: capacity became free, or a request came.
     queue_changed: Notify,
     /// Wakes the task that ends expired leases, after a lease with an end time was granted or renewed.
     ends_changed: Notify,
@@ -130,6 +137,7 @@ impl Leases {
             waiting: Mutex::default(),
             entering: Mutex::default(),
             watched: Mutex::default(),
+            moving: Mutex::default(),
             queue_changed: Notify::new(),
             ends_changed: Notify::new(),
         }))
@@ -156,7 +164,11 @@ impl Leases {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the tasks that wait for capacity.
+    fn moving(&self) -> MutexGuard<'_, BTreeSet<LeaseId>> {
+        self.moving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes what may go on now that capacity is free.
     fn capacity_freed(&self) {
         self.queue_changed.notify_one();
         // An operation may wait for a lease that has ended.

@@ -1,14 +1,18 @@
 //! Which processes of a lease are left: by its binding, by the driver, by the MPS daemons.
 //!
-//! A process of the holder on a target belongs to the lease that its environment names. A process that names no open
-//! lease counts for the holder's oldest lease on the target. Its capacity stays in use, because the process may belong
-//! to that lease. On a MIG device or a whole GPU every process of the holder is the lease's.
+//! A process of the holder on a target belongs to the lease in whose cgroup it is, else to the one that its environment
+//! names. A process of neither kind is unattributed: it counts for the holder's oldest lease on the target, whose
+//! capacity stays in use, because the process may belong to it. gpushd never ends it. On a MIG device or a whole GPU
+//! every process of the holder counts.
+//!
+//! A new scope belongs to its lease, so all its processes do. Of another cgroup, such as a login session, only those do
+//! that use the GPU or name the lease: a shell keeps no lease.
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gpush_api::{GpuState, LeaseId, LeaseMember, MemberShare, Process};
+use gpush_api::{GpuState, LeaseBinding, LeaseId, LeaseMember, MemberShare, Process};
 use gpush_core::lease::machine::Remaining;
-use gpush_host::proc;
+use gpush_host::{cgroup, proc};
 
 use super::Leases;
 use crate::{
@@ -66,6 +70,9 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
     let mut left =
         Left { remaining: Remaining { bound: Some(0), driver: Some(0), daemon: Some(0) }, ..Left::default() };
     left.own = named(leases, lease).await;
+    if let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding {
+        left.own.extend(cgroup::processes(cgroup).unwrap_or_default());
+    }
     left.remaining.bound = u32::try_from(left.own.len()).ok();
     for member in &lease.record.members {
         let clients = match member.share {
@@ -172,14 +179,17 @@ fn whose(
     pid: u32,
     named: &dyn Fn(u32) -> Option<String>,
 ) -> Whose {
-    if matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole) {
+    // Nobody else has a lease on these.
+    let is_whole = matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole);
+    if is_whole && lease.cgroup().is_none() {
         return Whose::This;
     }
     let uid = lease.record.holder.uid;
     let here = table.on_target(&member.target).filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
     let here: Vec<LeaseId> = here.collect();
-    let named = named(pid).and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
-    match named {
+    let by_cgroup = proc::cgroups(pid).and_then(|text| table.by_cgroup(uid, &text).map(OpenLease::id));
+    let named = || named(pid).and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
+    match by_cgroup.filter(|id| here.contains(id)).or_else(named) {
         Some(id) if id == lease.id() => Whose::This,
         Some(_) => Whose::Another,
         // The oldest one comes first.

@@ -402,7 +402,8 @@ fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
 async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     let (id, viewer, key) = (waiting.id, waiting.viewer, waiting.key.clone());
     let request = waiting.resolved.new.request.clone();
-    let granted = grant::commit(leases, viewer, LeaseSource::Queued(id), &request, reserved, key).await;
+    let bound = waiting.resolved.bound.clone();
+    let granted = grant::commit(leases, viewer, LeaseSource::Queued(id), &request, &bound, reserved, key).await;
     let is_queued =
         leases.handles.state.leases().open.get(&id).is_some_and(|lease| lease.state.name() == LeaseState::Queued);
     if let Err(error) = &granted

@@ -109,7 +109,7 @@ pub(super) fn granted(leases: &Leases, lease: &OpenLease, viewer: Viewer) -> Res
     let record = &lease.record;
     let environment = variables(leases, record)?;
     let environment = environment.variables().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    Ok(LeaseGrant { lease: lease.shown(viewer), environment, warnings: warnings(record) })
+    Ok(LeaseGrant { lease: lease.shown(viewer), environment, warnings: warnings(record), binding_reason: None })
 }
 
 fn variables(leases: &Leases, record: &LeaseRecord) -> Result<Environment, ApiError> {

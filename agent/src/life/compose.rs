@@ -1,6 +1,6 @@
 //! Creates the handles of gpushd, and passes to each module the handles that it uses.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::{Path, PathBuf}, sync::Arc};
 
 use anyhow::Context;
 use gpush_api::ApiError;
@@ -18,11 +18,12 @@ use crate::{
     http::{self, requests::Requests, response_limiter::ResponseLimiter},
     idempotency::Idempotency,
     lanes::Lanes,
-    leases::{self, Leases},
+    leases::{self, Leases, Scopes},
     maintenance::MaintenanceControl,
     modes::{driver::Driver, mig::MigMode},
     mps::{self, Mps},
     operation::Operations,
+    options::MPS_DIRECTORY,
     outside::Outside,
     processes::{self, SeenLeases, Strays},
     recover::LossAcceptance,
@@ -157,6 +158,7 @@ pub(super) fn compose(
         stopping: stopping.clone(),
         own_uid,
     };
+    let scopes = Scopes::new(mps_dir == Path::new(MPS_DIRECTORY));
     let mps = Mps::new(mps_dir, mps_programs, mps_targets, mps_handles);
     let strays = Strays::new(
         state.clone(),
@@ -208,6 +210,19 @@ pub(super) fn compose(
         tasks,
         stopping: stopping.clone(),
     });
+    let leases = Leases::new(leases::Handles {
+        state: state.clone(),
+        readings: readings.clone(),
+        lanes: lanes.clone(),
+        engine: Arc::clone(&engine),
+        mps: mps.clone(),
+        store: store.clone(),
+        scopes,
+        users: users.clone(),
+        idempotency: idempotency.clone(),
+        tasks: engine.tasks.clone(),
+        stopping: stopping.clone(),
+    });
     let health = Health::new(Sources {
         state: state.clone(),
         readings: readings.clone(),
@@ -222,21 +237,10 @@ pub(super) fn compose(
             check(&shared_gpus, SharedGpus::health),
             check(&mps, mps::health),
             check(&strays, processes::health),
+            check(&leases, leases::health),
             check(&notes, |notes| durable::health(notes).collect()),
             check(&store, |store| store.trouble().map(ApiError::from).into_iter().collect()),
         ],
-    });
-    let leases = Leases::new(leases::Handles {
-        state: state.clone(),
-        readings: readings.clone(),
-        lanes: lanes.clone(),
-        engine: Arc::clone(&engine),
-        mps: mps.clone(),
-        store: store.clone(),
-        users: users.clone(),
-        idempotency: idempotency.clone(),
-        tasks: engine.tasks.clone(),
-        stopping: stopping.clone(),
     });
     let authorization = Authorization::new(state.clone(), users, store.clone(), own_uid);
     let requests = Requests {

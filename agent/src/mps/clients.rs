@@ -51,11 +51,6 @@ impl SharedTarget {
     pub(crate) fn is_held_by(&self, uid: u32) -> bool {
         self.leases.iter().any(|lease| lease.record.holder.uid == uid)
     }
-
-    /// Returns whether `name` is the id of a lease that the user holds on the target.
-    pub(crate) fn is_lease_of(&self, name: &str, uid: u32) -> bool {
-        is_lease_of(&self.leases, name, Some(uid))
-    }
 }
 
 /// Returns whether `name` is the id of a lease of the user.

@@ -19,7 +19,7 @@ use gpush_api::{
     MemberShare, Placement, Process, ProcessKind,
 };
 use gpush_core::lease::machine;
-use gpush_host::proc;
+use gpush_host::{cgroup, proc};
 use gpush_store::{CreatedInstances, LeaseRecord, OperationId};
 use jiff::Timestamp;
 
@@ -54,8 +54,18 @@ impl OpenLease {
         self.record.id
     }
 
-    /// Replaces the record, and with it the end time. The state stays the same. A record older than the current one is
-    /// ignored, because changes may arrive here in a different order than they were recorded.
+    /// The cgroup that it is bound to.
+    pub(crate) fn cgroup(&self) -> Option<&str> {
+        match &self.record.binding {
+            LeaseBinding::Scope { cgroup, .. }
+            | LeaseBinding::Cgroup { cgroup }
+            | LeaseBinding::Job { cgroup, .. } => cgroup.as_deref(),
+            LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => None,
+        }
+    }
+
+    /// Replaces the record, and with it the end time. The state stays. A record that is older than the present one is
+    /// ignored: two changes may be shown in another order than they were recorded.
     pub(crate) fn set_record(&mut self, record: LeaseRecord) {
         if record.sequence < self.record.sequence {
             return;
@@ -75,6 +85,10 @@ impl OpenLease {
         match (self.state.name(), &self.record.binding) {
             (LeaseState::Releasing, _) => self.waits_for.is_empty(),
             (LeaseState::Active, LeaseBinding::Process { pid: Some(pid), start }) => proc::start(*pid) != *start,
+            (LeaseState::Active, LeaseBinding::Scope { cgroup: Some(path), .. }) => {
+                // A new scope does not exist yet when its lease is granted.
+                cgroup::processes(path).is_some_and(|pids| pids.is_empty())
+            }
             (LeaseState::Queued | LeaseState::Granting | LeaseState::Active | LeaseState::Ended, _) => false,
         }
     }
@@ -219,7 +233,14 @@ impl LeaseTable {
         self.holding().filter(move |lease| lease.record.members.iter().any(|member| member.target == target))
     }
 
-    /// Returns whether a lease, or a grant that is being recorded, occupies this GPU or MIG device.
+    /// Returns the lease of a user in whose cgroup a process is, from the text of its `/proc/PID/cgroup`.
+    pub(crate) fn by_cgroup(&self, uid: u32, cgroups: &str) -> Option<&OpenLease> {
+        let own = self.holding().filter(|lease| lease.record.holder.uid == uid);
+        let mut bound = own.filter_map(|lease| Some((lease, lease.cgroup()?)));
+        bound.find(|(_, cgroup)| cgroup::contains(cgroup, cgroups)).map(|(lease, _)| lease)
+    }
+
+    /// Whether a lease, or a grant that is being recorded, occupies this GPU or MIG device.
     pub(crate) fn is_occupied(&self, target: &str) -> bool {
         self.members().any(|(_, member)| member.target == target)
     }

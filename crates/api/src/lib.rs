@@ -40,7 +40,7 @@ pub use health::{
     Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,
 };
 pub use lease::{
-    AtLeaseEnd, EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId,
+    AtLeaseEnd, BindTo, EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId,
     LeaseKind, LeaseMember, LeaseOwner, LeaseQueuePosition, LeaseRenewRequest, LeaseRequest, LeaseRequirement,
     LeaseRevocation, LeaseRevokeRequest, LeaseShare, LeaseState, LeaseTerms, LeaseUse, LeaseWait, MOST_MEMBERS,
     MemberShare, NotALeaseId,

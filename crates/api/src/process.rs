@@ -45,10 +45,13 @@ pub struct GpuProcess {
     /// For an MPS server: its target, such as `MPS server of GPU 4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<String>,
-    /// Lease of the process, such as `L17`, on a GPU or MIG device that is shared through MPS.
+    /// The lease of its user that it runs with, `L17`: by its cgroup, or named in its environment.
     #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
-    /// Whether `processes.allow` of the config permits the process without a lease.
+    /// Whether neither its cgroup nor its environment tells the lease. It then counts for the oldest lease of its user.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unattributed: bool,
+    /// Whether the config allows it although it has no share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allowed: bool,
     /// Why the process is a stray. Absent if it is not one, or if its GPU is not checked for strays.

@@ -33,6 +33,9 @@ pub struct Peer {
     pub uid: u32,
     /// Process id; `None` when the process is in a pid namespace that gpushd cannot see into.
     pub pid: Option<u32>,
+    /// Start of the process in clock ticks since the boot. With it, the process can be told from another one that has its
+    /// pid later.
+    pub start: Option<u64>,
     /// Effective group and supplementary groups.
     pub groups: Vec<u32>,
     /// Whether the process is in gpushd's own user and pid namespaces. Root of a container usually is not, and can have
@@ -50,7 +53,7 @@ impl Peer {
     pub fn of(stream: &impl AsFd) -> nix::Result<Self> {
         let credentials = getsockopt(stream, PeerCredentials)?;
         let pid = u32::try_from(credentials.pid()).ok().filter(|pid| *pid > 0);
-        Ok(Self { uid: credentials.uid(), pid, groups: vec![credentials.gid()], is_on_this_host: false })
+        Ok(Self { uid: credentials.uid(), pid, start: None, groups: vec![credentials.gid()], is_on_this_host: false })
     }
 
     /// Adds the supplementary groups, and whether the process is in gpushd's own namespaces. `stream` is the socket
@@ -60,12 +63,13 @@ impl Peer {
         let mut peer = self;
         let Some(pid) = peer.pid else { return peer };
         let Some(process) = process(getsockopt(stream, PeerPidfd), pid) else { return peer };
-        let (status, is_on_this_host) = (Status::of(pid), proc::is_on_this_host(pid));
+        let (start, status, is_on_this_host) = (proc::start(pid), Status::of(pid), proc::is_on_this_host(pid));
         // While the process is alive, no other process has its pid. So all of this was read from the peer.
         if let Some(status) = status
             && !process.has_ended()
         {
             peer.take_in(status, is_on_this_host);
+            peer.start = start;
         }
         peer
     }
@@ -101,7 +105,7 @@ mod tests {
     #[test]
     fn process_that_changed_its_user_is_not_on_this_host() {
         let peer = |uids: [u32; 4], uid: u32| {
-            let mut peer = Peer { uid, pid: Some(1), groups: vec![uid], is_on_this_host: false };
+            let mut peer = Peer { uid, pid: Some(1), start: None, groups: vec![uid], is_on_this_host: false };
             peer.take_in(Status { uids, groups: vec![4, 27], ..Status::default() }, true);
             (peer.groups, peer.is_on_this_host)
         };
@@ -123,7 +127,7 @@ mod tests {
         let peer = Peer::of(&ours).unwrap().identify(&ours);
         let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
         assert_eq!((peer.uid, peer.pid, peer.groups[0]), (uid, Some(std::process::id()), gid));
-        assert!(peer.is_on_this_host);
+        assert!(peer.is_on_this_host && peer.start.is_some() && peer.start == proc::start(std::process::id()));
     }
 
     /// Accepts a connection from a python process that `through` starts; `None` if it cannot run.

@@ -121,7 +121,10 @@ fn belongs(one: &GpuProcess, look: &Look) -> String {
         return look.clean(serves);
     }
     let job = one.slurm_job.map(|job| format!("job {job}"));
-    let lease = one.lease.as_ref().map(|lease| format!("lease {}", look.clean(lease)));
+    let lease = one.lease.as_ref().map(|lease| match one.unattributed {
+        false => format!("lease {}", look.clean(lease)),
+        true => format!("perhaps lease {}", look.clean(lease)),
+    });
     let unit = one.unit.as_ref().filter(|_| job.is_none() && lease.is_none()).map(|unit| look.clean(unit));
     let allowed = one.allowed.then(|| "allowed".to_owned());
     let parts: Vec<String> = lease.into_iter().chain(allowed).chain(job).chain(unit).collect();

@@ -16,6 +16,7 @@ mod mps;
 mod permute;
 mod reads;
 mod report;
+mod scopes;
 mod speed;
 
 use std::process::ExitCode;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Some("durable") => durable::run().print(),
         Some("footprint") => footprint::run().print(),
         Some("leases") => leases::run().print(),
+        Some("scopes") => scopes::run().print(),
         Some("mps") => mps::run().print(),
         Some("hung") => hung::run().print(),
         Some("serve-static") => bare::serve(&arguments[1..]),
@@ -42,7 +44,7 @@ fn main() -> ExitCode {
             }
         }
         _ => {
-            eprintln!("one of: apply, status, start, reads, durable, leases, footprint, mps, hung");
+            eprintln!("one of: apply, status, start, reads, durable, leases, scopes, footprint, mps, hung");
             return ExitCode::FAILURE;
         }
     }

@@ -20,7 +20,7 @@ mod usage;
 
 pub use id::{LeaseId, NotALeaseId};
 pub use member::{LeaseBinding, LeaseMember, MemberShare};
-pub use request::{LONGEST_LEASE_S, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS};
+pub use request::{BindTo, LONGEST_LEASE_S, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS};
 pub use state::{EndReason, Enforcement, LeaseKind, LeaseState};
 pub use terms::{AtLeaseEnd, LeaseOwner, LeaseRequirement, LeaseTerms};
 pub use usage::LeaseUse;
@@ -156,6 +156,9 @@ pub struct LeaseGrant {
     /// Warnings for the holder, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// Why the lease is not bound to what the request asked for, one clause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub binding_reason: Option<String>,
 }
 
 /// Body of `POST /v1/leases/{id}/renew`.

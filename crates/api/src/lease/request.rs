@@ -81,7 +81,28 @@ pub enum LeaseWait {
     Unlimited,
 }
 
-/// Body of `POST /v1/leases`.
+/// What a lease is bound to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum BindTo {
+    /// The process that the request names; without one, its end time, or nothing.
+    #[default]
+    Process,
+    /// A new systemd scope for the calling process and all that it starts. In a service of the caller alone, in a
+    /// container and in a Slurm job: the cgroup of that, and nothing is moved.
+    Scope,
+    /// The cgroup that the calling process is in: of its login session, service, container or Slurm job.
+    Cgroup,
+}
+
+impl BindTo {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// `POST /v1/leases`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -111,6 +132,10 @@ pub struct LeaseRequest {
     /// exits. The process must belong to the holder, unless the caller is an administrator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<u32>,
+    /// What the lease is bound to. Where that is not possible, such as without systemd, it is bound as with `process`,
+    /// and the answer says why.
+    #[serde(default, skip_serializing_if = "BindTo::is_default")]
+    pub bind_to: BindTo,
 }
 
 impl Default for LeaseRequest {
@@ -125,6 +150,7 @@ impl Default for LeaseRequest {
             wait: LeaseWait::No,
             holder: None,
             process: None,
+            bind_to: BindTo::Process,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Changes of leases. Each change writes one record. The caller combines it in one commit with other changes that
 //! belong to it.
 
-use gpush_api::{EndReason, LeaseId, LeaseMember, LeaseRevocation, LeaseState};
+use gpush_api::{EndReason, LeaseBinding, LeaseId, LeaseMember, LeaseRevocation, LeaseState};
 use jiff::Timestamp;
 
 use super::{LeaseRecord, LeaseSource, LeaseTerms, NewLease};
@@ -56,6 +56,18 @@ impl Tx<'_> {
         let lease = self.known_lease(id, &[LeaseState::Granting], LeaseState::Active)?;
         let (members, expires_at, granted_at) = (terms.members, terms.expires_at, Some(self.now));
         self.put_lease(LeaseRecord { state: LeaseState::Active, members, expires_at, granted_at, ..lease })
+    }
+
+    /// Sets what the life of a lease depends on, in the transaction that records the lease.
+    ///
+    /// # Errors
+    /// Fails if the lease has ended, or if the store cannot write the record.
+    pub fn bind_lease(&mut self, id: LeaseId, binding: LeaseBinding) -> Result<LeaseRecord, StoreError> {
+        let lease = self.view().lease(id)?.ok_or(StoreError::NoSuchLease(id))?;
+        if lease.state == LeaseState::Ended {
+            return Err(StoreError::LeaseTransition { lease: id, from: lease.state, to: lease.state });
+        }
+        self.put_lease(LeaseRecord { binding, ..lease })
     }
 
     /// Sets a new end time.

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseRequest, LeaseState, LeaseWait};
+use gpush_api::{ApiError, BindTo, Code, Lease, LeaseGrant, LeaseRequest, LeaseState, LeaseWait};
 use gpush_client::Client;
 use nix::{
     errno::Errno,
@@ -36,9 +36,10 @@ pub(super) struct Asked {
 pub(super) fn bound(flags: &RequestFlags, held: &Held) -> Result<LeaseRequest, ApiError> {
     let mut request = flags.request()?;
     request.holder = held.user.as_deref().map(uid).transpose()?;
-    request.process = match (held.with, request.duration_s) {
-        (None, None) => Some(session()?),
-        (with, _) => with,
+    (request.process, request.bind_to) = match (held.with, request.duration_s) {
+        // With its cgroup where gpushd finds it, else with its leader.
+        (None, None) => (Some(session()?), BindTo::Cgroup),
+        (with, _) => (with, BindTo::Process),
     };
     Ok(request)
 }

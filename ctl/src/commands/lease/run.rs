@@ -1,8 +1,8 @@
 //! `gpushctl run`: holds a lease while a command runs.
 //!
 //! ```text
-//! a lease that is bound to this process ─► this process becomes the command (exec)
-//!                                          └► exec fails: the lease is released
+//! a lease with a new scope for this process ─► this process becomes the command (exec)
+//!                                              └► exec fails: the lease is released
 //! ```
 //!
 //! So the lease belongs to the command itself. No process in between can end it, and the terminal, signals and exit
@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseState};
+use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseState};
 use gpush_client::Client;
 use gpush_core::lease::environment::Environment;
 
@@ -76,6 +76,8 @@ fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, E
     }
     let mut request = args.request.request().map_err(ApiError::from)?;
     request.process = Some(std::process::id());
+    // Its scope holds all that the command starts. Where there is none, the lease ends with this process.
+    request.bind_to = BindTo::Scope;
     let asked = grant::Asked { request, quiet: args.quiet };
     super::super::with_agent(global, async |client| {
         let around = match args.lease {

@@ -56,6 +56,7 @@ fn lists(look: &Look) -> Vec<(&'static str, Listing)> {
         lease: fixtures::lease::mps(),
         environment: Default::default(),
         warnings: vec!["percentage and memory limit are ceilings of MPS clients".to_owned()],
+        binding_reason: None,
     };
     let overridden = Overrides { generation: 4, overrides: vec![one] };
     vec![

@@ -75,7 +75,7 @@ fn granted(id: u64, uid: u32) -> LeaseGrant {
         ("GPUSH_LEASE", if id == 17 { "L17" } else { "L18" }),
     ];
     let environment = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-    LeaseGrant { lease: lease(id, uid), environment, warnings: Vec::new() }
+    LeaseGrant { lease: lease(id, uid), environment, warnings: Vec::new(), binding_reason: None }
 }
 
 fn gpus() -> Vec<gpush_api::Gpu> {

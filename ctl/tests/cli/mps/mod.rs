@@ -114,6 +114,7 @@ fn processes(strays: bool) -> GpuProcesses {
         slurm_job: None,
         serves: None,
         lease: None,
+        unattributed: false,
         allowed: false,
         stray: None,
         stray_action: None,

@@ -16,7 +16,7 @@ const LONGEST_PROFILE: usize = 32;
 /// # Errors
 /// The first value outside its limits.
 pub fn check(request: &LeaseRequest) -> Result<(), RequestError> {
-    let LeaseRequest { share, gpus, count, duration_s, wait, target: _, holder: _, process: _ } = request;
+    let LeaseRequest { share, gpus, count, duration_s, wait, target: _, holder: _, process: _, bind_to: _ } = request;
     match share {
         LeaseShare::MigProfile { profile } => {
             self::profile(profile)
