@@ -1,0 +1,3 @@
+//! Tests on a real Slurm with simulated GPUs.
+
+mod rig;
