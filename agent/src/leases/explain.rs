@@ -56,8 +56,7 @@ pub(super) fn explain(
     let table = leases.handles.state.leases();
     error.causes.extend(foreign(leases, &table, gpus, &indexes));
     let is_here = |member: &LeaseMember| {
-        uuids.contains(&member.gpu.as_str())
-            && targets.is_none_or(|targets| targets.contains(&member.target))
+        uuids.contains(&member.gpu.as_str()) && targets.is_none_or(|targets| targets.contains(&member.target))
     };
     let holding: Vec<String> =
         table.holding().filter(|lease| lease.record.members.iter().any(is_here)).map(OpenLease::describe).collect();

@@ -91,8 +91,9 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
             let count = |pids: Option<Vec<u32>>, left: &mut Left| {
                 let pids = pids?;
                 let of_holder = pids.into_iter().filter(|pid| proc::owner(*pid) == Some(lease.record.holder.uid));
-                let whose = of_holder
-                    .map(|pid| (pid, whose(&table, &lease, &member, pid, &|pid| mps::named(&reader.handles.mps, pid), &job_of)));
+                let whose = of_holder.map(|pid| {
+                    (pid, whose(&table, &lease, &member, pid, &|pid| mps::named(&reader.handles.mps, pid), &job_of))
+                });
                 let mut count = 0;
                 for (pid, whose) in whose {
                     match whose {

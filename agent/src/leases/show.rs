@@ -1,6 +1,8 @@
 //! Leases as the API shows them.
 
-use gpush_api::{ApiError, Code, Lease, LeaseBinding, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare};
+use gpush_api::{
+    ApiError, Code, Lease, LeaseBinding, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare,
+};
 use gpush_core::{
     lease::environment::{DeviceUuid, Environment, MpsClient, PipeDirectory},
     quote::Quoted,

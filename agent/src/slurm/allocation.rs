@@ -162,8 +162,13 @@ impl Allocation {
             LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default => 1,
         };
         // The order is that of the selectors in the record.
-        let request =
-            LeaseRequest { share, gpus: gpus.into_iter().collect(), count, holder: Some(uid), ..LeaseRequest::default() };
+        let request = LeaseRequest {
+            share,
+            gpus: gpus.into_iter().collect(),
+            count,
+            holder: Some(uid),
+            ..LeaseRequest::default()
+        };
         Ok(Wanted { request, targets })
     }
 }
@@ -181,9 +186,12 @@ fn allocated_share(devices: &[&Allocated], is_mig: bool) -> Result<LeaseShare, A
             Mode::Timeslice => ("time-sliced", "--comment=gpush:timeslice"),
             Mode::Mig => ("partitioned with MIG", "--comment=gpush:mig=PROFILE"),
         };
-        return Err(ApiError::new(Code::Unsupported, format!("GPU {index} is {is}, and the job requests no share of it"))
-            .cause("in Prolog, gres/shard and gres/gpu look alike")
-            .hint(format!("submit the job with a request, such as {what}")));
+        return Err(ApiError::new(
+            Code::Unsupported,
+            format!("GPU {index} is {is}, and the job requests no share of it"),
+        )
+        .cause("in Prolog, gres/shard and gres/gpu look alike")
+        .hint(format!("submit the job with a request, such as {what}")));
     }
     Ok(LeaseShare::Whole)
 }

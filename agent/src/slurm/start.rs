@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use gpush_api::{
-    ApiError, LeaseBinding, LeaseState, SlurmJobStart, SlurmJobStarted, SlurmOutcome,
-};
+use gpush_api::{ApiError, LeaseBinding, LeaseState, SlurmJobStart, SlurmJobStarted, SlurmOutcome};
 use gpush_core::{lease::request::spec, slurm::decide};
 use gpush_store::NewAudit;
 
@@ -97,7 +95,12 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
 }
 
 /// A job with a request and without a GPU of Slurm can use the GPUs that users may lease.
-async fn without_gres(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, wanted: Wanted) -> Result<Started, ApiError> {
+async fn without_gres(
+    slurm: &Inner,
+    caller: &Caller,
+    job: &SlurmJobStart,
+    wanted: Wanted,
+) -> Result<Started, ApiError> {
     request(slurm, caller, job, wanted).await.map_err(|error| {
         if error.code == gpush_api::Code::Denied {
             return error.hint("submit the job with --gres=gpu:1");

@@ -11,9 +11,7 @@ use super::{
     Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, mode_change, mps, processes, quotas,
     reader::{Reader, Text, Value, get, unknown},
     rules,
-    schema::{
-        ACCESS, API, DRIVER, HEALTH, LAYOUTS, LEASES, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE, SLURM, TOP,
-    },
+    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LEASES, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE, SLURM, TOP},
     slurm,
 };
 use crate::{

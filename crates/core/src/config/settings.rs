@@ -15,8 +15,9 @@ pub(super) type Setting = (&'static str, &'static str, Option<String>);
 impl Config {
     /// All settings but quotas, layouts and rules, in the order of the file.
     pub(super) fn settings(&self) -> Vec<Setting> {
-        let Self { auto_reconcile, log, driver, api, access, health, mode_change, mps, processes, leases, slurm, .. } =
-            self;
+        let Self {
+            auto_reconcile, log, driver, api, access, health, mode_change, mps, processes, leases, slurm, ..
+        } = self;
         let xids: Vec<String> = health.cordon_xids.iter().map(u32::to_string).collect();
         let together: Vec<String> = mode_change.reset_together.iter().map(ToString::to_string).collect();
         let allowed: Vec<String> = processes.allow.iter().map(allowed).collect();

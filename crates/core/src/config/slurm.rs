@@ -58,9 +58,7 @@ const LEFTOVERS: [(&str, Leftovers); 2] = [("end", Leftovers::End), ("report", L
 pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Slurm {
     let default = Slurm::default();
     Slurm {
-        agent_down: reader
-            .choice(table, "agent_down", "way to treat jobs", &AGENT_DOWN)
-            .unwrap_or(default.agent_down),
+        agent_down: reader.choice(table, "agent_down", "way to treat jobs", &AGENT_DOWN).unwrap_or(default.agent_down),
         deadline_s: reader.number(table, "deadline_s", 1..=3600, default.deadline_s),
         leftovers: reader.choice(table, "leftovers", "way to treat processes", &LEFTOVERS).unwrap_or(default.leftovers),
         directory: reader.absolute(table, "directory", DIRECTORY).unwrap_or(default.directory),

@@ -3,13 +3,13 @@
 //! `SLURM_JOB_GPUS` has indexes of gres.conf. They are neither minor numbers nor the driver's indexes. A device is found
 //!
 //! 1. by its UUID, where `CUDA_VISIBLE_DEVICES` has one: Slurm names MIG devices so;
-//! 2. else by its device file in gres.conf, `/dev/nvidia<minor>`.
+//! 2. else by its device file in gres.conf, `/dev/nvidia<minor>`, or its `UniqueId`.
 
 use std::fmt;
 
 use gpush_api::{SlurmDevice, SlurmGpu};
 
-use super::Job;
+use super::{GresDevice, HostList, Job, lines};
 use crate::{lease::environment::DeviceUuid, quote::Quoted};
 
 /// Why a device cannot be found.
@@ -52,11 +52,11 @@ impl fmt::Display for NotMapped {
 
 impl std::error::Error for NotMapped {}
 
-/// Returns the devices of a job, in Slurm's order. `file` returns the device file of an index in gres.conf.
+/// Returns the devices of a job, in Slurm's order. `gpu` returns the device of gres.conf with an index.
 ///
 /// # Errors
 /// The first device that cannot be found.
-pub fn devices(job: &Job, file: impl Fn(u32) -> Option<String>) -> Result<Vec<SlurmDevice>, NotMapped> {
+pub fn devices(job: &Job, gpu: impl Fn(u32) -> Option<GresDevice>) -> Result<Vec<SlurmDevice>, NotMapped> {
     let is_uuid = |entry: &String| DeviceUuid::new(entry).is_ok();
     let uuid = |entry: &String| SlurmDevice::Uuid(entry.clone());
     if job.gres.is_empty() {
@@ -69,26 +69,32 @@ pub fn devices(job: &Job, file: impl Fn(u32) -> Option<String>) -> Result<Vec<Sl
         }
         let pairs = job.gres.iter().zip(&job.visible);
         return pairs
-            .map(|(index, entry)| if is_uuid(entry) { Ok(uuid(entry)) } else { by_file(*index, &file) })
+            .map(|(index, entry)| if is_uuid(entry) { Ok(uuid(entry)) } else { by_file(*index, &gpu) })
             .collect();
     }
-    job.gres.iter().map(|index| by_file(*index, &file)).collect()
+    job.gres.iter().map(|index| by_file(*index, &gpu)).collect()
 }
 
-fn by_file(index: u32, file: impl Fn(u32) -> Option<String>) -> Result<SlurmDevice, NotMapped> {
-    let file = file(index).ok_or(NotMapped::NoFile { index })?;
-    match minor(&file) {
+fn by_file(index: u32, gpu: impl Fn(u32) -> Option<GresDevice>) -> Result<SlurmDevice, NotMapped> {
+    let gpu = gpu(index).ok_or(NotMapped::NoFile { index })?;
+    if let Some(uuid) = gpu.unique_id.as_ref().filter(|uuid| DeviceUuid::new(uuid).is_ok()) {
+        return Ok(SlurmDevice::Uuid(uuid.clone()));
+    }
+    match gpu.minor() {
         Some(minor) => Ok(SlurmDevice::Minor(minor)),
-        None => Err(NotMapped::NotAGpu { index, file: Quoted(&file).to_string() }),
+        None => Err(NotMapped::NotAGpu { index, file: Quoted(&gpu.file).to_string() }),
     }
 }
 
-/// Minor number of `/dev/nvidia3`. Of several files, the first is the GPU's.
-fn minor(file: &str) -> Option<u32> {
-    let first = file.split(',').next()?;
-    let digits = first.rsplit('/').next()?.strip_prefix("nvidia")?;
-    let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-    is_number.then(|| digits.parse().ok()).flatten()
+/// Returns the `Gres=` of a node in the text of slurm.conf, which decides the order of typed GPUs.
+#[must_use]
+pub fn node_gres(slurm_conf: &str, node: &str) -> Option<String> {
+    lines(slurm_conf).iter().find_map(|line| {
+        let pairs = line.pairs().ok()?;
+        let value = |key: &str| pairs.iter().find(|pair| pair.is(key)).map(|pair| pair.value.as_str());
+        let nodes = HostList::parse(value("NodeName")?).ok()?;
+        nodes.contains(node).then(|| value("Gres").map(str::to_owned)).flatten()
+    })
 }
 
 /// Whether a job has devices that only Slurm's jobs can lease, while gpushd does not answer. `cached` is what gpushd said
@@ -106,19 +112,30 @@ pub fn is_owned(devices: &[SlurmDevice], cached: Option<&[SlurmGpu]>, has_rule: 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::GresConf, *};
 
     const MIG: &str = "MIG-c7384736-a75d-5afc-978f-d2f1294409fd";
 
     fn job(gres: &[u32], visible: &[&str]) -> Job {
-        Job { id: 1, gres: gres.to_vec(), visible: visible.iter().map(|one| (*one).to_owned()).collect(), ..Job::default() }
+        Job {
+            id: 1,
+            gres: gres.to_vec(),
+            visible: visible.iter().map(|one| (*one).to_owned()).collect(),
+            ..Job::default()
+        }
     }
 
-    fn file(index: u32) -> Option<String> {
-        // File=/dev/nvidia[2-3], then a MIG device and a wrong line.
-        ["/dev/nvidia2", "/dev/nvidia3", "/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21", "/dev/nvidiactl"]
-            .get(index as usize)
-            .map(|file| (*file).to_owned())
+    fn file(index: u32) -> Option<GresDevice> {
+        let text = "Name=gpu File=/dev/nvidia[2-3]\nName=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21\n\
+                    Name=gpu File=/dev/nvidiactl\n";
+        GresConf::parse(text, "n1", |_| None).unwrap().gpu(index).cloned()
+    }
+
+    #[test]
+    fn gres_of_the_node_is_found_in_slurm_conf() {
+        let text = "ClusterName=ci\nNodeName=n[1-2] Gres=gpu:a:2,gpu:b:2\nNodeName=n3 CPUs=1\n";
+        assert_eq!(node_gres(text, "n2").as_deref(), Some("gpu:a:2,gpu:b:2"));
+        assert_eq!((node_gres(text, "n3"), node_gres(text, "n4")), (None, None));
     }
 
     #[test]

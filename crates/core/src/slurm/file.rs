@@ -70,9 +70,7 @@ impl JobFile {
     pub fn task_prolog(&self, visible: Option<&str>) -> TaskProlog {
         match &self.state {
             JobState::Granted { lease, environment } => match Environment::from_variables(environment) {
-                Ok(environment) => {
-                    TaskProlog { text: lines(&environment, visible), fails: false }
-                }
+                Ok(environment) => TaskProlog { text: lines(&environment, visible), fails: false },
                 Err(error) => fail(&format!("the environment of lease {lease} cannot be used: {error}"), None),
             },
             JobState::Refused { reasons, hint } => fail(&reasons.join("; "), hint.as_deref()),
@@ -103,7 +101,9 @@ fn lines(environment: &Environment, visible: Option<&str>) -> String {
     if environment.mps.is_some() || given == 0 || given >= environment.devices.len() {
         return all;
     }
-    let is_devices = |line: &&str| ["export CUDA_VISIBLE_DEVICES=", "export CUDA_DEVICE_ORDER="].iter().all(|start| !line.starts_with(start));
+    let is_devices = |line: &&str| {
+        ["export CUDA_VISIBLE_DEVICES=", "export CUDA_DEVICE_ORDER="].iter().all(|start| !line.starts_with(start))
+    };
     all.split_inclusive('\n').filter(is_devices).collect()
 }
 
@@ -124,7 +124,8 @@ mod tests {
     }
 
     fn granted(devices: usize) -> JobFile {
-        let uuids: Vec<String> = (0..devices).map(|one| format!("GPU-00000000-0000-0000-0000-00000000000{one}")).collect();
+        let uuids: Vec<String> =
+            (0..devices).map(|one| format!("GPU-00000000-0000-0000-0000-00000000000{one}")).collect();
         let environment = [
             ("CUDA_VISIBLE_DEVICES", uuids.join(",")),
             ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()),
@@ -139,7 +140,10 @@ mod tests {
         let printed = granted(1).task_prolog(Some("0"));
         assert!(!printed.fails && printed.text.ends_with('\n'));
         assert!(printed.text.contains("export CUDA_VISIBLE_DEVICES=GPU-"), "{}", printed.text);
-        assert!(printed.text.contains("export GPUSH_LEASE=L5\n") && printed.text.contains("unset CUDA_MPS_PIPE_DIRECTORY\n"));
+        assert!(
+            printed.text.contains("export GPUSH_LEASE=L5\n")
+                && printed.text.contains("unset CUDA_MPS_PIPE_DIRECTORY\n")
+        );
         // As many devices as the job has, or not known.
         for visible in [Some("0,1"), None, Some("")] {
             assert!(granted(2).task_prolog(visible).text.contains("export CUDA_VISIBLE_DEVICES="), "{visible:?}");

@@ -48,12 +48,19 @@ pub(super) fn ways(
     best
 }
 
-fn options<'a>(mig: &'a MigOffer, wanted: &WantedDevice, targets: Option<&BTreeSet<String>>, blocked: Blocked) -> Vec<Choice<'a>> {
+fn options<'a>(
+    mig: &'a MigOffer,
+    wanted: &WantedDevice,
+    targets: Option<&BTreeSet<String>>,
+    blocked: Blocked,
+) -> Vec<Choice<'a>> {
     let mut options = Vec::new();
     for (position, instance) in mig.instances.iter().enumerate() {
         let profile = mig.geometry.profile(instance.profile_id);
         let reserved = mig.reserved.iter().any(|(_, placement)| placement.overlaps(instance.placement));
-        for device in instance.devices.iter().filter(|device| targets.is_none_or(|targets| targets.contains(&device.uuid))) {
+        for device in
+            instance.devices.iter().filter(|device| targets.is_none_or(|targets| targets.contains(&device.uuid)))
+        {
             let meets = match profile {
                 Some(profile) if device.whole => wanted.is_met_by(profile),
                 Some(_) | None => wanted.is_met_by_part(&device.profile),
