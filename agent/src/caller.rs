@@ -22,6 +22,8 @@ pub(crate) enum Viewer {
     Log,
     /// An administrator: sees everything.
     Admin,
+    /// A hook of Slurm, run by root: an administrator that may lease GPUs with `owner = "slurm"`.
+    Hook,
     /// A user by uid: sees their own processes in full.
     User(u32),
 }
@@ -32,7 +34,7 @@ impl Viewer {
     pub(crate) fn may_see(self, uid: Option<u32>) -> bool {
         match self {
             Self::Agent => false,
-            Self::Log | Self::Admin => true,
+            Self::Log | Self::Admin | Self::Hook => true,
             Self::User(own) => own != 0 && uid == Some(own),
         }
     }
@@ -40,7 +42,7 @@ impl Viewer {
     /// Whether it may change GPUs and their settings.
     pub(crate) fn is_admin(self) -> bool {
         match self {
-            Self::Agent | Self::Log | Self::Admin => true,
+            Self::Agent | Self::Log | Self::Admin | Self::Hook => true,
             Self::User(_) => false,
         }
     }
@@ -68,6 +70,11 @@ impl Caller {
         let admin = peer.is_on_this_host && (peer.uid == 0 || peer.uid == own_uid || is_member);
         let viewer = if admin { Viewer::Admin } else { Viewer::User(peer.uid) };
         Self { peer, viewer }
+    }
+
+    /// The caller as a hook of Slurm. The caller must be an administrator of the admin socket.
+    pub(crate) fn as_hook(self) -> Self {
+        Self { viewer: Viewer::Hook, ..self }
     }
 
     /// gpushd itself.

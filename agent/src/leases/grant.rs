@@ -30,6 +30,7 @@ use super::{
     Leases,
     dynamic::{self, Missing},
     explain::{Passes, explain, passes},
+    job::JobTerms,
     offers::{self, gpus_of},
     queue,
     request::{Resolved, resolve},
@@ -73,6 +74,11 @@ impl Delivery {
         Self { leases: leases.clone(), granted: Box::new(granted), stays: has_key }
     }
 
+    /// Returns the grant.
+    pub(crate) fn grant(&self) -> &LeaseGrant {
+        &self.granted
+    }
+
     /// Returns the grant, which is answered now.
     pub(crate) fn delivered(mut self) -> LeaseGrant {
         self.stays = true;
@@ -98,6 +104,20 @@ pub(crate) async fn request(
     caller: &Caller,
     request: LeaseRequest,
     key: Option<Key>,
+) -> Result<Outcome, ApiError> {
+    request_with(leases, caller, request, key, None).await
+}
+
+/// Requests a lease; `job` is what Slurm's hooks add to the request.
+///
+/// # Errors
+/// As [`request`].
+pub(super) async fn request_with(
+    leases: &Leases,
+    caller: &Caller,
+    request: LeaseRequest,
+    key: Option<Key>,
+    job: Option<&JobTerms>,
 ) -> Result<Outcome, ApiError> {
     // One key gets one lease.
     let lock = match &key {
@@ -125,7 +145,7 @@ pub(crate) async fn request(
         };
         let gpus = seen.gpus(Viewer::Log);
         let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
-        let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty).await?;
+        let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty, job).await?;
         // Users and groups may have been looked up for seconds: placed on what is known now.
         let seen = leases.handles.readings.host().await?;
         let gpus = seen.gpus(Viewer::Log);

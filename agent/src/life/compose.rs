@@ -29,6 +29,7 @@ use crate::{
     reload::{self, Differences, Inbox, Reload},
     settings::Settings,
     shared_gpus::SharedGpus,
+    slurm::Slurm,
     startup::{self, Due, Startup},
     state::{Commits, Conditions, Events, Initial, Overrides, State, readings::Readings},
     timeslice::Timeslice,
@@ -246,6 +247,7 @@ pub(super) fn compose(
         stopping: stopping.clone(),
         read_only,
     };
+    let slurm = Slurm::new(leases.clone(), readings.clone(), store.clone(), requests.read_only.clone());
     let host_lock = Arc::default();
     let maintenance = MaintenanceControl {
         state: state.clone(),
@@ -304,6 +306,7 @@ pub(super) fn compose(
         mps,
         leases,
         strays,
+        slurm,
     };
     Ok(Parts {
         engine,

@@ -384,12 +384,16 @@ impl Client {
         self.decode(&question, &answer).await
     }
 
+    pub(crate) fn deadline_mut(&mut self) -> &mut Duration {
+        &mut self.deadline
+    }
+
     /// The time that an answer may take.
     pub(crate) fn patience(&self) -> Duration {
         self.deadline
     }
 
-    async fn post<B: Serialize, T: DeserializeOwned>(
+    pub(crate) async fn post<B: Serialize, T: DeserializeOwned>(
         &mut self,
         path: &str,
         body: &B,

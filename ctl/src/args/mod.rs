@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `gpu`, `mig`, `mps`, `lease`, `process`, `config` | the commands of these names; `lease` also has `run` |
 //! | `request` | the flags of a lease request |
+//! | `slurm` | Slurm's hooks |
 //! | `follow` | operations, events, the audit trail |
 //! | `gpus` | how a command names GPUs |
 //! | `waiting` | how a command waits, and why a change is made |
@@ -24,6 +25,7 @@ mod mps;
 mod pages;
 mod process;
 mod request;
+mod slurm;
 mod values;
 mod waiting;
 
@@ -42,6 +44,7 @@ pub(crate) use self::{
     mps::{Ceilings, Followed, Mps},
     process::Process,
     request::RequestFlags,
+    slurm::{HookFiles, HookLimits, Slurm},
     values::AUDIT_USUALLY,
     waiting::{Lasting, Queueing, Waiting, Why},
 };
@@ -269,6 +272,9 @@ Topics:
         /// Topic
         topic: Topic,
     },
+    /// Run Slurm's hooks: prolog, epilog, task-prolog
+    #[command(subcommand)]
+    Slurm(Slurm),
     /// Show the versions of gpushctl, the agent, its API and the driver
     Version,
     /// Print the completion script of a shell

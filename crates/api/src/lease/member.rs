@@ -86,8 +86,17 @@ pub enum LeaseBinding {
     Job {
         /// Cluster name.
         cluster: String,
-        /// Job id.
+        /// Job id; of a heterogeneous job, that of the component on this node.
         job: u32,
+        /// Node name: one host can have several nodes.
+        #[serde(default)]
+        node: String,
+        /// How often the job was requeued before this run.
+        #[serde(default)]
+        restart: u32,
+        /// Job id of the leader of a heterogeneous job.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        leader: Option<u32>,
         /// Path of the job's cgroup. Absent when there is none, or the caller may not see it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cgroup: Option<String>,
