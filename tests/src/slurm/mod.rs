@@ -13,6 +13,7 @@ mod files;
 mod jobs;
 mod munge;
 mod setup;
+mod site;
 
 use std::path::Path;
 
@@ -20,6 +21,7 @@ pub use self::{
     cluster::Cluster,
     jobs::{Ended, JobId},
     setup::Setup,
+    site::{Site, script},
 };
 use crate::host::program;
 

@@ -112,6 +112,12 @@ impl Setup {
         self
     }
 
+    /// Returns whether the settings have this hook.
+    #[must_use]
+    pub fn has_hook(&self, key: &str) -> bool {
+        self.hooks.iter().any(|(name, _)| *name == key)
+    }
+
     /// Adds a line to slurm.conf.
     #[must_use]
     pub fn line(mut self, line: &str) -> Self {
