@@ -22,7 +22,9 @@ pub(crate) enum Viewer {
     Log,
     /// An administrator. Sees everything.
     Admin,
-    /// A user by uid. Sees the full details of their own processes.
+    /// A hook of Slurm, run by root: an administrator that may lease GPUs with `owner = "slurm"`.
+    Hook,
+    /// A user by uid: sees their own processes in full.
     User(u32),
 }
 
@@ -32,7 +34,7 @@ impl Viewer {
     pub(crate) fn may_see(self, uid: Option<u32>) -> bool {
         match self {
             Self::Agent => false,
-            Self::Log | Self::Admin => true,
+            Self::Log | Self::Admin | Self::Hook => true,
             Self::User(own) => own != 0 && uid == Some(own),
         }
     }
@@ -40,7 +42,7 @@ impl Viewer {
     /// Returns whether the viewer may change GPUs and their settings.
     pub(crate) fn is_admin(self) -> bool {
         match self {
-            Self::Agent | Self::Log | Self::Admin => true,
+            Self::Agent | Self::Log | Self::Admin | Self::Hook => true,
             Self::User(_) => false,
         }
     }
@@ -70,7 +72,12 @@ impl Caller {
         Self { peer, viewer }
     }
 
-    /// Returns gpushd itself as a caller.
+    /// The caller as a hook of Slurm. The caller must be an administrator of the admin socket.
+    pub(crate) fn as_hook(self) -> Self {
+        Self { viewer: Viewer::Hook, ..self }
+    }
+
+    /// gpushd itself.
     pub(crate) fn agent() -> Self {
         let uid = nix::unistd::geteuid().as_raw();
         let (pid, groups) = (Some(std::process::id()), Vec::new());

@@ -43,6 +43,7 @@ mod request;
 mod settings;
 mod shared_gpus;
 mod signals;
+mod slurm;
 mod startup;
 mod state;
 mod timeslice;

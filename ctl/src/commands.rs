@@ -18,6 +18,7 @@ mod operation;
 mod parted;
 mod process;
 mod reset;
+mod slurm;
 mod status;
 mod timeslice;
 mod version;
@@ -60,6 +61,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
         Command::Config(command) => config::run(global, command, out),
         Command::Doctor { only } => doctor::run(global, &only, out),
+        Command::Slurm(command) => slurm::run(global, &command, out),
         Command::Explain { topic } => explain::run(topic, out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
         Command::Completions { shell } => completions::script(shell, out),
@@ -95,6 +97,7 @@ fn prints(command: &Command) -> Prints {
         | Command::Maintenance(_)
         | Command::Recover(_)
         | Command::Doctor { .. }
+        | Command::Slurm(_)
         | Command::Explain { .. }
         | Command::Version
         | Command::Completions { .. }

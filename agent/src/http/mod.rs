@@ -4,6 +4,7 @@
 //! one subject. A response whose size grows with the host is made under the `response_limiter`, so that small responses
 //! do not wait for it.
 
+pub(crate) mod admin_socket;
 mod audit;
 mod config;
 pub(crate) mod endless;
@@ -24,6 +25,7 @@ mod overrides;
 mod processes;
 pub(crate) mod requests;
 pub(crate) mod response_limiter;
+mod slurm;
 
 use axum::{
     Router,
@@ -47,6 +49,7 @@ use crate::{
     recover::LossAcceptance,
     reload::{Differences, Reloads},
     settings::Settings,
+    slurm::Slurm,
     state::{Commits, State, readings::Readings},
 };
 
@@ -75,6 +78,7 @@ pub(crate) struct Handles {
     pub(crate) mps: Mps,
     pub(crate) leases: Leases,
     pub(crate) strays: Strays,
+    pub(crate) slurm: Slurm,
 }
 
 /// Lets handlers extract fields of [`Handles`] by type.
@@ -108,6 +112,7 @@ extractable! {
     mps: Mps,
     leases: Leases,
     strays: Strays,
+    slurm: Slurm,
 }
 
 /// Returns the router of the whole API.
@@ -140,6 +145,8 @@ pub(crate) fn router(handles: Handles) -> Router {
         .route("/v1/leases/{id}/release", post(leases::release))
         .route("/v1/leases/{id}/renew", post(leases::renew))
         .route("/v1/leases/{id}/revoke", post(leases::revoke))
+        .route("/v1/slurm/jobs", post(slurm::start))
+        .route("/v1/slurm/jobs/end", post(slurm::end))
         .route("/v1/processes", get(processes::list))
         .route("/v1/operations", get(operations::list))
         .route("/v1/operations/{id}", get(operations::one))

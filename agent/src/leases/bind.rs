@@ -60,6 +60,11 @@ pub(super) struct Bound {
 }
 
 impl Bound {
+    /// Returns the binding of a Slurm job, whose processes stay in the job's cgroup.
+    pub(super) fn to_job(binding: LeaseBinding) -> Self {
+        Self { binding, mover: None, reason: None }
+    }
+
     /// Adds to a grant why its binding is another one.
     pub(super) fn explain(&self, granted: &mut LeaseGrant) {
         granted.binding_reason.clone_from(&self.reason);
@@ -131,7 +136,8 @@ pub(super) async fn resolve(
     if let (LeaseBinding::Process { pid: Some(pid), .. }, Wish::NewScope) = (&named, wish)
         && caller.peer.pid != Some(*pid)
     {
-        let message = format!("process {pid} cannot be moved into a scope: it is not the process that sent the request");
+        let message =
+            format!("process {pid} cannot be moved into a scope: it is not the process that sent the request");
         return Err(ApiError::new(Code::BadRequest, message).hint("send the request from that process"));
     }
     if holder != caller.peer.uid {

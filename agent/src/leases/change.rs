@@ -26,7 +26,13 @@ async fn find(leases: &Leases, caller: &Caller, text: &str, what: &str) -> Resul
     let id = show::id(text).map_err(Err)?;
     let may = |uid: u32| caller.viewer.is_admin() || caller.peer.uid == uid;
     if let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() {
-        return if may(lease.record.holder.uid) { Ok(lease) } else { Err(Err(show::denied(&lease, what))) };
+        return match may(lease.record.holder.uid) {
+            true => match show::of_job(&lease.record, caller, what) {
+                Some(denied) => Err(Err(denied)),
+                None => Ok(lease),
+            },
+            false => Err(Err(show::denied(&lease, what))),
+        };
     }
     match leases.handles.store.read(move |view| view.lease(id)).await {
         Ok(Some(record)) if may(record.holder.uid) => Err(Ok(shown(&record, caller.viewer))),

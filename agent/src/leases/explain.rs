@@ -30,7 +30,9 @@ pub(super) fn explain(
 ) -> ApiError {
     let mut error = why.error(&resolved.wanted);
     let NoAssignment::Busy { obstacles } = why else { return error };
-    if let Some(target) = &resolved.wanted.target
+    let targets = resolved.wanted.targets.as_ref();
+    if let Some(target) = targets.filter(|targets| targets.len() == 1).and_then(|targets| targets.first())
+        && resolved.wanted.share.kind() == LeaseKind::Mps
         && let Err(closed) = mps::serves(&leases.handles.mps, target)
     {
         return closed;
@@ -54,8 +56,7 @@ pub(super) fn explain(
     let table = leases.handles.state.leases();
     error.causes.extend(foreign(leases, &table, gpus, &indexes));
     let is_here = |member: &LeaseMember| {
-        uuids.contains(&member.gpu.as_str())
-            && resolved.wanted.target.as_ref().is_none_or(|target| member.target == *target)
+        uuids.contains(&member.gpu.as_str()) && targets.is_none_or(|targets| targets.contains(&member.target))
     };
     let holding: Vec<String> =
         table.holding().filter(|lease| lease.record.members.iter().any(is_here)).map(OpenLease::describe).collect();
@@ -64,7 +65,7 @@ pub(super) fn explain(
         before.is_none_or(|before| *ticket < before)
             && entry.needs.iter().any(|(gpu, need)| {
                 uuids.contains(&gpu.as_str())
-                    && resolved.wanted.target.as_ref().is_none_or(|target| need.concerns(target))
+                    && targets.is_none_or(|targets| targets.iter().any(|target| need.concerns(target)))
             })
     });
     error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead in the queue", entry.waiter)));

@@ -31,6 +31,7 @@ use super::{
     bind::{self, Bound, Moving},
     dynamic::{self, Missing},
     explain::{Passes, explain, passes},
+    job::JobTerms,
     offers::{self, gpus_of},
     queue,
     request::{Resolved, resolve},
@@ -74,7 +75,12 @@ impl Delivery {
         Self { leases: leases.clone(), granted: Box::new(granted), stays: has_key }
     }
 
-    /// Returns the grant, and marks it as delivered.
+    /// Returns the grant.
+    pub(crate) fn grant(&self) -> &LeaseGrant {
+        &self.granted
+    }
+
+    /// Returns the grant, which is answered now.
     pub(crate) fn delivered(mut self) -> LeaseGrant {
         self.stays = true;
         (*self.granted).clone()
@@ -99,6 +105,20 @@ pub(crate) async fn request(
     caller: &Caller,
     request: LeaseRequest,
     key: Option<Key>,
+) -> Result<Outcome, ApiError> {
+    request_with(leases, caller, request, key, None).await
+}
+
+/// Requests a lease; `job` is what Slurm's hooks add to the request.
+///
+/// # Errors
+/// As [`request`].
+pub(super) async fn request_with(
+    leases: &Leases,
+    caller: &Caller,
+    request: LeaseRequest,
+    key: Option<Key>,
+    job: Option<&JobTerms>,
 ) -> Result<Outcome, ApiError> {
     // One key gets one lease.
     let lock = match &key {
@@ -126,7 +146,7 @@ pub(crate) async fn request(
         };
         let gpus = seen.gpus(Viewer::Log);
         let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
-        let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty).await?;
+        let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty, job).await?;
         // The lookup of users and groups may have taken seconds. The placement uses a new snapshot.
         let seen = leases.handles.readings.host().await?;
         let gpus = seen.gpus(Viewer::Log);

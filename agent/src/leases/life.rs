@@ -241,7 +241,7 @@ async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
             }
         }
         note(leases, &lease, &left).await;
-        end_processes(leases, id, &lease, &left);
+        end_processes(leases, id, &lease, &left).await;
         let is_known = left.remaining.driver.is_some() && left.remaining.daemon.is_some();
         let longest = if is_known { PROBE.1 } else { UNKNOWN };
         pause = pause.min(longest);
@@ -311,7 +311,7 @@ async fn note(leases: &Leases, lease: &OpenLease, left: &Left) {
 }
 
 /// Sends the signals that are due to the processes of a lease.
-fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &Left) {
+async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &Left) {
     let signal = apply(leases, id, Event::Tick).into_iter().find_map(|effect| match effect {
         Effect::Terminate => Some(Signal::SIGTERM),
         Effect::Kill => Some(Signal::SIGKILL),
@@ -325,6 +325,10 @@ fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &Left) {
     let Some(signal) = signal.or(killed.then_some(Signal::SIGKILL)) else { return };
     for pid in &left.own {
         let Ok(Some(process)) = PidFd::open(*pid) else { continue };
+        if signal == Signal::SIGKILL {
+            // A client that is killed while it computes may take its server along.
+            mps::terminate(&leases.handles.mps, *pid).await;
+        }
         // While the descriptor is open, the pid is that of this process.
         if proc::owner(*pid) != Some(lease.record.holder.uid) {
             continue;

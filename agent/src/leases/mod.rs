@@ -24,6 +24,7 @@
 //! | `explain` | why a request has no assignment |
 //! | `queue` | requests that wait |
 //! | `change` | release, renewal, revocation |
+//! | `job` | leases of Slurm jobs |
 //! | `life` | the end of a lease: bindings, expiry, processes that are left |
 //! | `processes` | which processes of a lease are left |
 //! | `show` | leases as the API shows them |
@@ -33,6 +34,7 @@ mod change;
 mod dynamic;
 mod explain;
 mod grant;
+mod job;
 mod life;
 mod offers;
 mod processes;
@@ -64,7 +66,8 @@ use crate::{
 pub(crate) use self::{
     bind::{Scopes, health},
     change::{release, renew, revoke},
-    grant::{Outcome, request},
+    grant::{Delivery, Outcome, request},
+    job::{JobKey, JobTerms, end_job, environment_of_job, of_job, request_for_job},
     life::run,
     show::{all, environment, one},
 };

@@ -1,6 +1,8 @@
 //! Leases as the API shows them.
 
-use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare};
+use gpush_api::{
+    ApiError, Code, Lease, LeaseBinding, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare,
+};
 use gpush_core::{
     lease::environment::{DeviceUuid, Environment, MpsClient, PipeDirectory},
     quote::Quoted,
@@ -39,7 +41,7 @@ pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result
     if ended > 0 {
         let uid = match viewer {
             Viewer::User(uid) => Some(uid),
-            Viewer::Agent | Viewer::Log | Viewer::Admin => None,
+            Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook => None,
         };
         let history = LeaseHistory { uid, before: None, limit: ended.min(MOST_ENDED) };
         let ended = leases.handles.store.read(move |view| view.ended_leases(history)).await?;
@@ -78,6 +80,9 @@ pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) ->
     if !caller.viewer.is_admin() && caller.peer.uid != lease.record.holder.uid {
         return Err(denied(lease, "use"));
     }
+    if let Some(denied) = of_job(&lease.record, caller, "use") {
+        return Err(denied);
+    }
     if lease.state.name() != LeaseState::Active {
         let state = lease.state.name();
         return Err(ApiError::new(Code::Conflict, format!("lease {id} has no environment: it is {state}"))
@@ -101,7 +106,22 @@ pub(super) fn denied(lease: &OpenLease, what: &str) -> ApiError {
         .cause("only the holder and administrators may")
 }
 
-/// Returns an active lease in the form of the answer to its grant.
+/// Refuses a user the lease of a Slurm job: Slurm's hooks make it and end it. Returns `None` for administrators, and for
+/// other leases.
+pub(super) fn of_job(record: &LeaseRecord, caller: &Caller, what: &str) -> Option<ApiError> {
+    let LeaseBinding::Job { job, .. } = &record.binding else { return None };
+    if caller.viewer.is_admin() {
+        return None;
+    }
+    let message = format!("you may not {what} lease {}: it belongs to Slurm job {job}", record.id);
+    let hint = match what {
+        "use" => format!("run the command in the job: 'srun --jobid={job} --overlap COMMAND'"),
+        _ => format!("end the job with `scancel {job}`: the lease ends with it"),
+    };
+    Some(ApiError::new(Code::Denied, message).cause("Slurm's hooks begin and end it").hint(hint))
+}
+
+/// Returns an active lease as its grant is answered.
 ///
 /// # Errors
 /// If the MPS daemon of the lease has no pipe directory.

@@ -1,6 +1,10 @@
 //! Creates the handles of gpushd, and passes to each module the handles that it uses.
 
-use std::{collections::BTreeMap, path::{Path, PathBuf}, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::Context;
 use gpush_api::ApiError;
@@ -30,6 +34,7 @@ use crate::{
     reload::{self, Differences, Inbox, Reload},
     settings::Settings,
     shared_gpus::SharedGpus,
+    slurm::Slurm,
     startup::{self, Due, Startup},
     state::{Commits, Conditions, Events, Initial, Overrides, State, readings::Readings},
     timeslice::Timeslice,
@@ -251,6 +256,7 @@ pub(super) fn compose(
         stopping: stopping.clone(),
         read_only,
     };
+    let slurm = Slurm::new(leases.clone(), readings.clone(), store.clone(), requests.read_only.clone());
     let host_lock = Arc::default();
     let maintenance = MaintenanceControl {
         state: state.clone(),
@@ -309,6 +315,7 @@ pub(super) fn compose(
         mps,
         leases,
         strays,
+        slurm,
     };
     Ok(Parts {
         engine,

@@ -45,7 +45,7 @@ use super::{
     pace::{Pace, Paced},
 };
 use crate::{
-    http::{endless::Endless, failure::Failure, head::MOST_BYTES},
+    http::{admin_socket::ThroughAdminSocket, endless::Endless, failure::Failure, head::MOST_BYTES},
     watchdog::Knock,
 };
 
@@ -98,7 +98,7 @@ pub(crate) async fn serve(
         Door::Public => Caps::public(descriptors),
         Door::Admin => Caps::admin(descriptors),
     };
-    let limits = Limits { caps, accounts, own };
+    let limits = Limits { door, caps, accounts, own };
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
     let refusals = Arc::new(Semaphore::new(REFUSALS));
@@ -140,6 +140,7 @@ pub(crate) async fn serve(
 
 /// Limits of connections, and the accounts to which connections count.
 struct Limits {
+    door: Door,
     caps: Caps,
     accounts: Accounts,
     own: u32,
@@ -235,7 +236,7 @@ fn admit(
     match entered {
         Ok(place) => {
             let Ok(stream) = stream() else { return };
-            let connection = connection(stream, client, place, router.clone(), closing.clone());
+            let connection = connection(stream, client, place, limits.door, router.clone(), closing.clone());
             let cut = cut.clone();
             connections.spawn(async move {
                 tokio::select! {
@@ -272,7 +273,14 @@ async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
     let _ = tokio::time::timeout(REFUSAL, said).await;
 }
 
-async fn connection(stream: UnixStream, mut client: Client, place: Place, router: Router, closing: CancellationToken) {
+async fn connection(
+    stream: UnixStream,
+    mut client: Client,
+    place: Place,
+    door: Door,
+    router: Router,
+    closing: CancellationToken,
+) {
     if !place.delay.is_zero() {
         tokio::time::sleep(place.delay).await;
     }
@@ -286,6 +294,9 @@ async fn connection(stream: UnixStream, mut client: Client, place: Place, router
         begun.cancel();
         let mut request: Request = request.map(Body::new);
         request.extensions_mut().insert(peer.clone());
+        if door == Door::Admin {
+            request.extensions_mut().insert(ThroughAdminSocket);
+        }
         let mut router = router.clone();
         // Runs in a separate task, so that a panic becomes an error response and not a broken connection. The task is
         // aborted with the connection.
@@ -343,8 +354,14 @@ mod tests {
     #[test]
     fn admin_reserve_is_for_admin_groups_of_this_host_only() {
         let accounts = Accounts::with_admin_groups(vec![27]);
-        let limits = Limits { caps: Caps::public(1024), accounts, own: 990 };
-        let peer = |group: u32, is_on_this_host| Peer { uid: 1000, pid: Some(1), start: None, groups: vec![group], is_on_this_host };
+        let limits = Limits { door: Door::Public, caps: Caps::public(1024), accounts, own: 990 };
+        let peer = |group: u32, is_on_this_host| Peer {
+            uid: 1000,
+            pid: Some(1),
+            start: None,
+            groups: vec![group],
+            is_on_this_host,
+        };
         assert!(limits.has_admin_reserve(&peer(27, true)));
         assert!(!limits.has_admin_reserve(&peer(27, false)), "in a container any group can be taken");
         assert!(!limits.has_admin_reserve(&peer(100, true)));

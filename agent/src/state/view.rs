@@ -34,7 +34,7 @@ impl Observed {
     pub(crate) fn viewer(&self, viewer: Viewer) -> Viewer {
         match viewer {
             Viewer::User(uid) if !self.host.gpus.iter().any(|gpu| concerns(&gpu.gpu, uid)) => Viewer::Agent,
-            Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::User(_) => viewer,
+            Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook | Viewer::User(_) => viewer,
         }
     }
 

@@ -19,6 +19,7 @@ pub mod plan;
 pub mod policy;
 pub mod process;
 pub mod refusal;
+pub mod slurm;
 pub mod step;
 pub mod text;
 pub mod timeslice;
@@ -58,5 +59,8 @@ pub use policy::{
 };
 pub use process::{GpuProcess, GpuProcesses, StrayPolicy};
 pub use refusal::{Blocker, Holder, Refusal};
+pub use slurm::{
+    SlurmDevice, SlurmGpu, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted, SlurmLeftover, SlurmOutcome,
+};
 pub use step::{InstanceStep, MigModeStep, MpsStep, Peer, Phase, Reset, Step, TimesliceStep};
 pub use timeslice::{TimeslicePolicy, TimesliceState, TimesliceView};

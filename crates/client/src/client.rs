@@ -383,12 +383,16 @@ impl Client {
         self.decode(&question, &answer).await
     }
 
-    /// Returns the time limit for an answer.
+    pub(crate) fn deadline_mut(&mut self) -> &mut Duration {
+        &mut self.deadline
+    }
+
+    /// The time that an answer may take.
     pub(crate) fn patience(&self) -> Duration {
         self.deadline
     }
 
-    async fn post<B: Serialize, T: DeserializeOwned>(
+    pub(crate) async fn post<B: Serialize, T: DeserializeOwned>(
         &mut self,
         path: &str,
         body: &B,

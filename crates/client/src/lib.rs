@@ -13,6 +13,7 @@ mod events;
 pub mod explain;
 mod leases;
 mod mps;
+mod slurm;
 mod socket;
 mod wire;
 

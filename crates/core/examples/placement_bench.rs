@@ -88,7 +88,7 @@ fn uuid(gpu: u32, placement: Placement) -> String {
 impl Strategy for Ours {
     fn arrive(&mut self, request: usize, profile: &str) -> bool {
         let share = WantedShare::Mig(WantedDevice::Profile(profile.to_owned()));
-        let wanted = Wanted { share, count: 1, holder: 1000, gpus: None, target: None };
+        let wanted = Wanted { share, count: 1, holder: 1000, gpus: None, targets: None };
         let Ok(assignment) = place(&self.host, &wanted, self.policy) else { return false };
         for (gpu, id) in &assignment.destroys {
             let mig = self.mig(*gpu);

@@ -19,6 +19,7 @@ pub mod quote;
 pub mod refusal;
 pub mod selector;
 pub mod sharing;
+pub mod slurm;
 pub mod step;
 pub mod supervisor;
 pub mod turns;

@@ -7,6 +7,7 @@
 //! | `mig` | `mig` and `apply` |
 //! | `lease` | `lease` and `run` |
 //! | `request` | the flags of a lease request |
+//! | `slurm` | Slurm's hooks |
 //! | `follow` | operations, events, the audit trail |
 //! | `gpus` | how a command names GPUs |
 //! | `waiting` | how a command waits, and the reason and end of a change |
@@ -27,6 +28,7 @@ mod mps;
 mod pages;
 mod process;
 mod request;
+mod slurm;
 mod values;
 mod waiting;
 
@@ -45,6 +47,7 @@ pub(crate) use self::{
     mps::{Ceilings, Followed, Mps},
     process::Process,
     request::RequestFlags,
+    slurm::{HookFiles, HookLimits, Slurm},
     values::AUDIT_USUALLY,
     waiting::{Lasting, Queueing, Waiting, Why},
 };
@@ -272,6 +275,9 @@ Topics:
         /// Topic
         topic: Topic,
     },
+    /// Run Slurm's hooks: prolog, epilog, task-prolog
+    #[command(subcommand)]
+    Slurm(Slurm),
     /// Show the versions of gpushctl, the agent, its API and the driver
     Version,
     /// Print the completion script of a shell

@@ -87,9 +87,18 @@ pub enum LeaseBinding {
     Job {
         /// Name of the Slurm cluster.
         cluster: String,
-        /// Slurm job id.
+        /// Job id; of a heterogeneous job, that of the component on this node.
         job: u32,
-        /// Path of the job's cgroup; absent if there is none, or if the caller may not see it.
+        /// Node name: one host can have several nodes.
+        #[serde(default)]
+        node: String,
+        /// How often the job was requeued before this run.
+        #[serde(default)]
+        restart: u32,
+        /// Job id of the leader of a heterogeneous job.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        leader: Option<u32>,
+        /// Path of the job's cgroup. Absent when there is none, or the caller may not see it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cgroup: Option<String>,
     },

@@ -232,7 +232,14 @@ mod tests {
             LeaseBinding::Scope { unit: secret(), cgroup: secret() },
             LeaseBinding::Cgroup { cgroup: secret() },
             LeaseBinding::Process { pid: Some(471_147), start: Some(471_147) },
-            LeaseBinding::Job { cluster: "ci".to_owned(), job: 7, cgroup: secret() },
+            LeaseBinding::Job {
+                cluster: "ci".to_owned(),
+                job: 7,
+                node: "n1".to_owned(),
+                restart: 0,
+                leader: None,
+                cgroup: secret(),
+            },
             LeaseBinding::Time,
             LeaseBinding::None,
         ] {

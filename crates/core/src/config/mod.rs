@@ -31,11 +31,13 @@ mod rules;
 pub mod schema;
 mod settings;
 mod sharing;
+mod slurm;
 mod timeslice;
 
 pub use mps::Mps;
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
+pub use slurm::{AgentDown, Leftovers, Slurm};
 
 pub use crate::diagnostic::{FileErrors as ConfigErrors, Located, Problem};
 
@@ -65,7 +67,9 @@ pub struct Config {
     pub processes: Processes,
     /// `[leases]`
     pub leases: Leases,
-    /// `[[quota]]` tables, in order. Only the first one that matches a user applies.
+    /// `[slurm]`
+    pub slurm: Slurm,
+    /// `[[quota]]` tables in order: the first for a user applies alone.
     pub quotas: Vec<QuotaRule>,
     /// `[layouts]`, without the reserved layout `none`.
     pub layouts: BTreeMap<String, Layout>,

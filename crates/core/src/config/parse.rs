@@ -11,7 +11,8 @@ use super::{
     Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, mode_change, mps, processes, quotas,
     reader::{Reader, Text, Value, get, unknown},
     rules,
-    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LEASES, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE, TOP},
+    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LEASES, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE, SLURM, TOP},
+    slurm,
 };
 use crate::{
     diagnostic::{self, Document, FileErrors as ConfigErrors, Problem},
@@ -118,7 +119,7 @@ fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Ra
 }
 
 fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
-    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LEASES, QUOTA, LAYOUTS, RULE];
+    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LEASES, SLURM, QUOTA, LAYOUTS, RULE];
     let tables = tables.map(|section| section.table());
     reader.strangers(top, TOP, &tables);
     let mut config = Config::default();
@@ -160,6 +161,10 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
     if let Some(table) = reader.table(top, LEASES) {
         reader.strangers(table, LEASES, &[]);
         config.leases = quotas::leases(reader, table);
+    }
+    if let Some(table) = reader.table(top, SLURM) {
+        reader.strangers(table, SLURM, &[]);
+        config.slurm = slurm::read(reader, table);
     }
     config.quotas = quotas::read(reader, top);
     // A layout with an error still counts as defined, so that a rule that names it gets no second error.

@@ -61,6 +61,8 @@ pub const PROCESSES: Section = Section { header: "[processes]", keys: &["stray",
 pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe", "uid"] };
 /// `[leases]`
 pub const LEASES: Section = Section { header: "[leases]", keys: &["placement"] };
+/// `[slurm]`
+pub const SLURM: Section = Section { header: "[slurm]", keys: &["agent_down", "deadline_s", "leftovers", "directory"] };
 /// `[[quota]]`
 pub const QUOTA: Section = Section {
     header: "[[quota]]",
@@ -91,6 +93,7 @@ pub const SECTIONS: &[Section] = &[
     MPS,
     PROCESSES,
     LEASES,
+    SLURM,
     QUOTA,
     LAYOUTS,
     RULE,

@@ -6,6 +6,7 @@ use super::{
     effective::{list, text},
     processes::stray_name,
     quotas::placement_name,
+    slurm,
 };
 
 /// Table, key, and value as TOML; `None` if it is not set.
@@ -14,11 +15,14 @@ pub(super) type Setting = (&'static str, &'static str, Option<String>);
 impl Config {
     /// Returns all settings except quotas, layouts and rules, in the order of the file.
     pub(super) fn settings(&self) -> Vec<Setting> {
-        let Self { auto_reconcile, log, driver, api, access, health, mode_change, mps, processes, leases, .. } = self;
+        let Self {
+            auto_reconcile, log, driver, api, access, health, mode_change, mps, processes, leases, slurm, ..
+        } = self;
         let xids: Vec<String> = health.cordon_xids.iter().map(u32::to_string).collect();
         let together: Vec<String> = mode_change.reset_together.iter().map(ToString::to_string).collect();
         let allowed: Vec<String> = processes.allow.iter().map(allowed).collect();
-        vec![
+        let of_slurm = slurm::written(slurm).map(|(key, value)| ("slurm", key, Some(value)));
+        let mut all: Vec<Setting> = vec![
             ("", "auto_reconcile", Some(auto_reconcile.to_string())),
             ("log", "level", Some(text(log.level.name()))),
             ("driver", "library", Some(text(&driver.library))),
@@ -56,7 +60,9 @@ impl Config {
             ("processes", "grace_s", Some(processes.grace_s.to_string())),
             ("processes", "allow", Some(format!("[{}]", allowed.join(", ")))),
             ("leases", "placement", Some(text(placement_name(leases.placement)))),
-        ]
+        ];
+        all.extend(of_slurm);
+        all
     }
 }
 

@@ -48,7 +48,7 @@ impl SupervisorTask {
                 Some(clients @ 2..) => format!("{} still has {clients} clients of another user", self.target),
                 Some(0) | None => format!("it is not known whether {} still has clients of another user", self.target),
             };
-            return Err(ApiError::new(Code::Conflict, message)
+            return Err(ApiError::new(Code::Blocked, message)
                 .hint(format!("`gpushctl mps clients {}` shows them; ask again when they have ended", self.target))
                 .retryable());
         }

@@ -104,7 +104,14 @@ fn lease_of_a_slurm_job_is_entered_through_slurm() {
     Agent::listen(&host.path("gpushd.sock"), |request| {
         if request.path.ends_with("/environment") {
             let mut of_job = granted(17, me());
-            of_job.lease.binding = LeaseBinding::Job { cluster: "hpc".to_owned(), job: 123_456, cgroup: None };
+            of_job.lease.binding = LeaseBinding::Job {
+                cluster: "hpc".to_owned(),
+                job: 123_456,
+                node: "n1".to_owned(),
+                restart: 0,
+                leader: None,
+                cgroup: None,
+            };
             return Answer::ok(&of_job);
         }
         answer(request)

@@ -248,6 +248,12 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("turns in mode mig", rule("layout = \"none\"\ntimeslice = { replicas = 2 }"), 1),
         ("turns are no table", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = 4\n"), 1),
         ("mps in mode timeslice", shared("timeslice", "percentage = 25"), 1),
+        // Slurm
+        (
+            "Slurm's hooks",
+            own("[slurm]\nagent_down = \"drain\"\ndeadline_s = 0\nleftovers = true\ndirectory = \"run\"\n"),
+            4,
+        ),
         // Processes
         ("strays", own("[processes]\nstray = \"kill\"\ngrace_s = -1\n"), 2),
         ("allowed is no list", own("[processes]\nallow = \"/usr/bin/nvtop\"\n"), 1),

@@ -44,6 +44,10 @@ allow = [{ exe = "/usr/bin/nvtop" }, { exe = "/usr/bin/nvtop", uid = 1000 }, { u
 [leases]
 placement = "spread"
 
+[slurm]
+agent_down = "pass"
+leftovers = "report"
+
 [[quota]]
 users = ["alice", "bob"]
 groups = ["staff"]
@@ -345,6 +349,10 @@ fn each_key_has_an_effect_on_the_config() {
         ),
         ("[processes]", &["stray = \"end\"", "grace_s = 0", "allow = [{ uid = 1000 }]"]),
         ("[leases]", &["placement = \"spread\""]),
+        (
+            "[slurm]",
+            &["agent_down = \"pass\"", "deadline_s = 5", "leftovers = \"report\"", "directory = \"/run/other\""],
+        ),
         ("[layouts]", &["any = [\"3g.40gb\"]"]),
     ];
     let mut tried = Vec::new();

@@ -160,7 +160,7 @@ impl Scene {
             created: &created,
         };
         let share = WantedShare::Mig(WantedDevice::Profile(profile.to_owned()));
-        let wanted = Wanted { share, count: 1, holder: 1000, gpus: None, target: None };
+        let wanted = Wanted { share, count: 1, holder: 1000, gpus: None, targets: None };
         place(&Host::of(&snapshot), &wanted, policy).ok().filter(Assignment::needs_operation)
     }
 

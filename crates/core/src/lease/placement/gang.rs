@@ -42,7 +42,7 @@ pub(super) fn capacity(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> usize
 /// Returns the cheapest way to place 0, 1, 2 … members on one GPU.
 fn ways_on(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<Way>> {
     let mut ways = match &wanted.share {
-        WantedShare::Mig(device) => mig::ways(gpu, device, wanted.target.as_deref(), wanted.count, policy, blocked),
+        WantedShare::Mig(device) => mig::ways(gpu, device, wanted.targets.as_ref(), wanted.count, policy, blocked),
         WantedShare::Mps { .. } | WantedShare::Timeslice | WantedShare::Whole => {
             single::ways(gpu, wanted, policy, blocked)
         }

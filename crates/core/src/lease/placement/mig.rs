@@ -4,6 +4,8 @@
 //! instances are options too. Sets of options are tried in ascending order, so no set is tried twice. Placements must
 //! not overlap, so the number of sets is small: 298 on an A100.
 
+use std::collections::BTreeSet;
+
 use gpush_api::Placement;
 
 use crate::{
@@ -31,13 +33,13 @@ enum Choice<'a> {
 pub(super) fn ways(
     gpu: &GpuOffer,
     wanted: &WantedDevice,
-    target: Option<&str>,
+    targets: Option<&BTreeSet<String>>,
     most: usize,
     policy: Policy,
     blocked: Blocked,
 ) -> Vec<Option<Way>> {
     let Some(mig) = &gpu.mig else { return vec![Some(Way::default())] };
-    let options = options(mig, wanted, target, blocked);
+    let options = options(mig, wanted, targets, blocked);
     let most = most.min(options.len());
     let before = Room::of(mig, &[], &[]);
     let mut best = vec![None; most + 1];
@@ -46,12 +48,19 @@ pub(super) fn ways(
     best
 }
 
-fn options<'a>(mig: &'a MigOffer, wanted: &WantedDevice, target: Option<&str>, blocked: Blocked) -> Vec<Choice<'a>> {
+fn options<'a>(
+    mig: &'a MigOffer,
+    wanted: &WantedDevice,
+    targets: Option<&BTreeSet<String>>,
+    blocked: Blocked,
+) -> Vec<Choice<'a>> {
     let mut options = Vec::new();
     for (position, instance) in mig.instances.iter().enumerate() {
         let profile = mig.geometry.profile(instance.profile_id);
         let reserved = mig.reserved.iter().any(|(_, placement)| placement.overlaps(instance.placement));
-        for device in instance.devices.iter().filter(|device| target.is_none_or(|target| device.uuid == target)) {
+        for device in
+            instance.devices.iter().filter(|device| targets.is_none_or(|targets| targets.contains(&device.uuid)))
+        {
             let meets = match profile {
                 Some(profile) if device.whole => wanted.is_met_by(profile),
                 Some(_) | None => wanted.is_met_by_part(&device.profile),
@@ -63,7 +72,7 @@ fn options<'a>(mig: &'a MigOffer, wanted: &WantedDevice, target: Option<&str>, b
             }
         }
     }
-    if mig.dynamic && target.is_none() {
+    if mig.dynamic && targets.is_none() {
         for profile in mig.geometry.profiles.iter().filter(|profile| wanted.is_met_by(profile)) {
             options.extend(profile.spots.iter().map(|spot| Choice::Create { profile, spot }));
         }

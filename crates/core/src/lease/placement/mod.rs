@@ -101,8 +101,8 @@ pub struct Wanted {
     pub holder: u32,
     /// Indexes of the GPUs that may be used; `None`: all GPUs.
     pub gpus: Option<BTreeSet<u32>>,
-    /// UUID of the only MPS target or MIG device that may be used; `None`: all targets.
-    pub target: Option<String>,
+    /// UUIDs of the only MPS targets or MIG devices that may be used; `None`: all targets.
+    pub targets: Option<BTreeSet<String>>,
 }
 
 /// One member of an assignment.

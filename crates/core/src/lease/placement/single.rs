@@ -10,8 +10,10 @@ use super::{
 pub(super) fn ways(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<Way>> {
     let one = match &wanted.share {
         WantedShare::Mps { .. } => {
-            let targets =
-                gpu.mps.iter().filter(|mps| wanted.target.as_ref().is_none_or(|target| mps.target == *target));
+            let targets = gpu
+                .mps
+                .iter()
+                .filter(|mps| wanted.targets.as_ref().is_none_or(|targets| targets.contains(&mps.target)));
             let ways = targets.filter_map(|mps| on_mps(gpu, mps, wanted, policy, blocked));
             // Of equal targets, take the first one. Targets are sorted by their placement on the GPU.
             ways.reduce(|best, way| if way.cost < best.cost { way } else { best })

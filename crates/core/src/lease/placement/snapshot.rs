@@ -297,7 +297,7 @@ mod tests {
             count: 1,
             holder: 1000,
             gpus: None,
-            target: None,
+            targets: None,
         };
         assert!(place(&scene.host(), &wanted("2g.20gb"), Policy::Pack).is_err(), "the layout is fixed");
         let dynamic = CONFIG.replace("[\"1g.10gb*2\"]", "\"dynamic\"");
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn gpu_that_is_not_ready_read_or_free_of_claims_is_closed() {
         let obstacle = |scene: &Scene| {
-            let wanted = Wanted { share: WantedShare::Whole, count: 1, holder: 1000, gpus: None, target: None };
+            let wanted = Wanted { share: WantedShare::Whole, count: 1, holder: 1000, gpus: None, targets: None };
             match place(&scene.host(), &wanted, Policy::Pack) {
                 Err(NoAssignment::Busy { obstacles }) => Some(obstacles),
                 Ok(_) | Err(_) => None,

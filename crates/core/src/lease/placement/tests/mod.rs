@@ -250,7 +250,10 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
 fn request_for_one_target_is_granted_there_or_not_at_all() {
     let host = Host { gpus: vec![mps(0, 0, None), mps(1, 300, None), mig(2, "a100-80", true, "1g.10gb@0, 1g.10gb@1")] };
     let share = WantedShare::Mps { percentage: "80".parse().ok(), memory_limit: None, priority: None };
-    let on = |target: &str, share: &WantedShare| Wanted { target: Some(target.to_owned()), ..wanted(share.clone(), 1) };
+    let on = |target: &str, share: &WantedShare| Wanted {
+        targets: Some([target.to_owned()].into()),
+        ..wanted(share.clone(), 1)
+    };
     let placed = place(&host, &on("GPU-0", &share), Policy::Pack).unwrap();
     assert!(matches!(&placed.members[0], Member::Mps { target, .. } if target == "GPU-0"), "{placed:?}");
     let full = place(&host, &on("GPU-1", &share), Policy::Pack);

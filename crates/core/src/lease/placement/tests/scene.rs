@@ -27,7 +27,7 @@ impl Dice {
 }
 
 pub(in crate::lease) fn wanted(share: WantedShare, count: usize) -> Wanted {
-    Wanted { share, count, holder: 1000, gpus: None, target: None }
+    Wanted { share, count, holder: 1000, gpus: None, targets: None }
 }
 
 /// Returns a GPU without offers.
