@@ -1,0 +1,3 @@
+//! Slurm: the hooks with the environment that Slurm sets.
+
+mod hooks;
