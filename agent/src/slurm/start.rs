@@ -90,6 +90,10 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
             let hint = match error.code {
                 // Its own hint is to wait in gpushd's queue, which is not for jobs.
                 Code::Blocked => Some("submit the job again later, or for another node".to_owned()),
+                // A quota: users cannot release the leases of their jobs.
+                Code::Denied if !allocation.is_empty() => {
+                    Some("submit the job again when one of your jobs or leases has ended".to_owned())
+                }
                 _ => error.hint,
             };
             Ok(answer(SlurmOutcome::Refused { reasons, hint }))

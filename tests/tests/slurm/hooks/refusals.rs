@@ -38,7 +38,7 @@ fn quota_and_dynamic_layout_refuse_the_job() {
     node.prolog(&Job::new(1).on("0"));
     node.granted(1);
     let over = node.refusal(&Job::new(2).on("1"));
-    assert!(over.contains("quota"), "{over}");
+    assert!(over.contains("may hold 1 lease") && !over.contains("lease release"), "{over}");
     let dynamic = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\nowner = \"slurm\"\n";
     let node = Node::start("[[gpu]]\nmodel = \"h100-80-sxm\"\n", dynamic);
     let refused = node.refusal(&Job::new(3).on("0"));
