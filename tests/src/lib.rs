@@ -11,6 +11,7 @@ pub mod hung_gpu;
 pub mod machine;
 pub mod mps;
 pub mod page;
+pub mod slurm;
 pub mod smi;
 pub mod strace;
 pub mod tools;

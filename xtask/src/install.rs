@@ -32,8 +32,8 @@ const SLURM_PLUGIN: (&str, &str) = ("gpu_nvml.so", "slurm-wlm-nvml-plugin");
 
 /// Programs that tests run, with their Debian packages: a client of the driver, a tracer that kills at system
 /// calls, a clock for single programs, NVIDIA's control daemon, tools that create and boot machines with
-/// systemd, Slurm's node daemon.
-const PROGRAMS: [(&str, &str); 7] = [
+/// systemd, Slurm's daemons and commands with their authentication.
+const PROGRAMS: [(&str, &str); 10] = [
     ("nvtop", "nvtop"),
     ("strace", "strace"),
     ("faketime", "faketime"),
@@ -41,7 +41,13 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("mmdebstrap", "mmdebstrap"),
     ("systemd-nspawn", "systemd-container"),
     ("slurmd", "slurmd"),
+    ("slurmctld", "slurmctld"),
+    ("sbatch", "slurm-client"),
+    ("munged", "munge"),
 ];
+
+/// Slurm's header for plugins, and its package.
+const SPANK_HEADER: (&str, &str) = ("/usr/include/slurm/spank.h", "libslurm-dev");
 
 /// Installs what is missing. Returns what could not be installed, each as `what: why`.
 pub(crate) fn all() -> Vec<String> {
@@ -52,6 +58,11 @@ pub(crate) fn all() -> Vec<String> {
         {
             missing.push(format!("{program}: {error:#}"));
         }
+    }
+    if !Path::new(SPANK_HEADER.0).is_file()
+        && let Err(error) = debian(&[SPANK_HEADER.1])
+    {
+        missing.push(format!("{}: {error:#}", SPANK_HEADER.0));
     }
     if let Err(error) = python() {
         missing.push(format!("Python clients: {error:#}"));
@@ -67,6 +78,9 @@ pub(crate) fn absent() -> Vec<String> {
     let mut missing = Vec::new();
     for (program, _) in PROGRAMS.iter().filter(|(program, _)| !on_path(program)) {
         missing.push(format!("{program}: not installed, and --no-install was given"));
+    }
+    if !Path::new(SPANK_HEADER.0).is_file() {
+        missing.push(format!("{}: not installed, and --no-install was given", SPANK_HEADER.0));
     }
     if !venv().join("bin/python").is_file() {
         missing.push("Python clients: no target/venv, and --no-install was given".to_owned());

@@ -26,11 +26,13 @@ pub enum Area {
     Disk,
     /// SELinux and AppArmor.
     Security,
+    /// Slurm.
+    Slurm,
 }
 
 impl Area {
     /// All areas, in the order in which a person mends them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Floor,
         Self::Driver,
         Self::Devices,
@@ -40,6 +42,7 @@ impl Area {
         Self::Config,
         Self::Disk,
         Self::Security,
+        Self::Slurm,
     ];
 
     /// Its name, as `--only` takes it.
@@ -55,6 +58,7 @@ impl Area {
             Self::Config => "config",
             Self::Disk => "disk",
             Self::Security => "security",
+            Self::Slurm => "slurm",
         }
     }
 }

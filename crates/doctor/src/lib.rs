@@ -16,6 +16,7 @@
 //! | `config` | the config file |
 //! | `disk` | free space of the state directory |
 //! | `security` | SELinux and AppArmor |
+//! | `slurm` | files of Slurm, and its hooks |
 
 mod agent;
 mod config;
@@ -28,6 +29,7 @@ mod host;
 mod managers;
 mod mps;
 mod security;
+mod slurm;
 
 pub use self::{
     agent::Agent,
@@ -53,6 +55,7 @@ pub fn examine(host: &Host, agent: &Agent, areas: &[Area]) -> Vec<Finding> {
             Area::Config => std::mem::take(&mut of_config),
             Area::Disk => disk::examine(host),
             Area::Security => security::examine(host),
+            Area::Slurm => slurm::examine(host, &config),
         })
         .collect()
 }

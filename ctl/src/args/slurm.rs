@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
 
-use super::values::duration;
+use super::{Gpus, values::duration};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Slurm {
@@ -72,6 +72,33 @@ Examples:
         /// Only jobs of this cluster; needed if this host has leases of several [env: SLURM_CLUSTER_NAME]
         #[arg(long, value_name = "NAME")]
         cluster: Option<String>,
+    },
+    /// Print the lines of gres.conf for this node
+    #[command(after_help = "\
+Describes the GPUs and MIG devices as they are now. Whole GPUs come first, as
+Slurm numbers them. The last lines are for slurm.conf.
+
+Examples:
+  gpushctl slurm gres-conf
+  gpushctl slurm gres-conf --node n1 0-3 > /etc/slurm/gres.conf")]
+    GresConf {
+        #[command(flatten)]
+        which: Gpus,
+        /// NodeName in slurm.conf [default: the name of this host without its domain]
+        #[arg(long, value_name = "NAME")]
+        node: Option<String>,
+    },
+    /// Check the request of a job, without gpushd; for the SPANK plugin
+    #[command(after_help = "\
+Prints nothing if the request is valid. Whether it can be granted depends on the
+node of the job.
+
+Examples:
+  gpushctl slurm check-spec mps=25,mem=8G")]
+    CheckSpec {
+        /// Request, as in --gpush=SPEC
+        #[arg(value_name = "SPEC", allow_hyphen_values = true)]
+        spec: String,
     },
 }
 

@@ -59,6 +59,10 @@ const fn file(source: &'static str, path: &'static str) -> Entry {
     Entry { package: Package::Gpush, source: Source::File(source), path, mode: 0o644 }
 }
 
+const fn script(source: &'static str, path: &'static str) -> Entry {
+    Entry { package: Package::Gpush, source: Source::File(source), path, mode: 0o755 }
+}
+
 const fn program(package: Package, name: &'static str, path: &'static str) -> Entry {
     Entry { package, source: Source::Program(name), path, mode: 0o755 }
 }
@@ -81,6 +85,11 @@ pub(super) const ENTRIES: &[Entry] = &[
     file("packaging/tmpfiles.d/gpush.conf", "/usr/lib/tmpfiles.d/"),
     file("packaging/system-preset/80-gpush.preset", "/usr/lib/systemd/system-preset/"),
     file("packaging/needrestart/gpush.conf", "/etc/needrestart/conf.d/"),
+    // For Slurm's prolog.d and epilog.d, and the source of the plugin for `--gpush`.
+    script("packaging/slurm/prolog.sh", "/usr/share/gpush/slurm/"),
+    script("packaging/slurm/epilog.sh", "/usr/share/gpush/slurm/"),
+    script("packaging/slurm/task-prolog.sh", "/usr/share/gpush/slurm/"),
+    file("packaging/slurm/spank_gpush.c", "/usr/share/gpush/slurm/"),
     file("config.example.toml", "/etc/gpush/config.toml"),
     file("config.example.toml", "/usr/share/doc/gpush/examples/config.toml"),
     made("man", ".1", "/usr/share/man/man1/"),

@@ -18,6 +18,7 @@
 //! | `decide` | the exit status of a hook |
 //! | `file` | the file of a job, and what TaskProlog prints |
 //! | [`GresConf`] | gres.conf, which maps the index of a GRES device to its device files |
+//! | [`gres_lines()`] | the lines of gres.conf for a node |
 //! | [`HostList`] | `node[01-04,7]`, which Slurm uses for nodes and for device files |
 //! | [`lines`] | the form that all files of Slurm have |
 
@@ -26,6 +27,7 @@ pub mod devices;
 pub mod environment;
 pub mod file;
 mod gres_conf;
+mod gres_lines;
 mod host_list;
 mod lines;
 pub mod request;
@@ -33,6 +35,7 @@ pub mod request;
 pub use self::{
     environment::Job,
     gres_conf::{AutoDetect, GresConf, GresConfError, GresDevice, GresProblem, GresRecord, Place, UnknownKey},
+    gres_lines::{GresLines, gres_lines},
     host_list::{HostList, HostListError},
     lines::{KeyValue, LineError, LogicalLine, lines},
 };

@@ -9,10 +9,12 @@
 //! | `directory` | the files of jobs |
 //! | `call` | requests to gpushd within the time of the hook |
 //! | `prolog`, `epilog`, `task`, `reconcile` | the commands |
+//! | `gres_conf` | lines for gres.conf; the check of a request |
 
 mod call;
 mod directory;
 mod epilog;
+mod gres_conf;
 mod prolog;
 mod reconcile;
 mod settings;
@@ -34,6 +36,8 @@ pub(super) fn run(global: &Global, command: &Slurm, out: &Output) -> Outcome {
         Slurm::Prolog { files, limits, gres_conf } => Ok(prolog::run(global, files, limits, gres_conf.as_deref())),
         Slurm::Epilog { files, limits } => Ok(epilog::run(global, files, limits)),
         Slurm::TaskProlog { files } => task::run(files, out),
+        Slurm::GresConf { which, node } => gres_conf::run(global, which, node.as_deref(), out),
+        Slurm::CheckSpec { spec } => gres_conf::check(spec),
         Slurm::Reconcile { files, limits, squeue, cluster } => {
             reconcile::run(global, files, limits, squeue, cluster.as_deref(), out)
         }

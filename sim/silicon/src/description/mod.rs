@@ -90,6 +90,9 @@ pub struct GpuDescription {
     /// Serial number, for a single GPU; `None`: from the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
+    /// Minor number of the device file, for a single GPU; `None`: the index. On real hosts the two may differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
 }
 
 fn yes() -> bool {
@@ -114,6 +117,7 @@ impl GpuDescription {
             board: None,
             nvlink: None,
             serial: None,
+            minor: None,
         }
     }
 }
@@ -266,6 +270,14 @@ impl Description {
         let nvlink = Links { wiring, first: slots.len() as u32, count: gpu.count };
         for _ in 0..gpu.count {
             let index = slots.len() as u32;
+            let minor = gpu.minor.unwrap_or(index);
+            if slots.iter().any(|slot| slot.identity.minor == minor) {
+                return Err(wrong(
+                    "minor",
+                    format!("two GPUs cannot have the minor number {minor}"),
+                    "give each GPU its own [[gpu]] entry with another `minor`".to_owned(),
+                ));
+            }
             let seed = self.seed.wrapping_mul(0x9e37_79b9).wrapping_add(u64::from(index));
             slots.push(Slot {
                 identity: Identity {
@@ -278,7 +290,7 @@ impl Description {
                     pci_bus: gpush_geometry::preset_bus(index),
                     pci_device: 0,
                     pci_device_id: device << 16 | 0x10de,
-                    minor: index,
+                    minor,
                     name: name.clone(),
                     seed,
                     mig_at_start,
