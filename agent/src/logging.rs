@@ -5,7 +5,7 @@
 //! logged once there is room.
 //!
 //! ```text
-//! tracing event ─► Forward ─► queue (1024) ─► writer thread ─► journald, or standard error
+//! tracing event ─► QueueLayer ─► queue (1024) ─► writer thread ─► journald, or standard error
 //!                     └─ full: dropped + 1
 //! ```
 //!
@@ -71,7 +71,7 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| format!("the log filter {filter:?}: {error}"))?;
     let (tx, rx) = sync_channel(QUEUE);
     let dropped = Arc::new(AtomicU64::new(0));
-    let forward = Forward { tx: tx.clone(), dropped: Arc::clone(&dropped) };
+    let forward = QueueLayer { tx: tx.clone(), dropped: Arc::clone(&dropped) };
     let (filter, handle) = reload::Layer::new(filter);
     let front = tracing_subscriber::registry().with(filter).with(forward);
     tracing::subscriber::set_global_default(front).map_err(|error| error.to_string())?;
@@ -91,8 +91,8 @@ fn levels(filter: &str) -> Result<(), String> {
         if !word.is_empty() && !own && !level(word) && word.parse::<u8>().is_err() {
             let meant = nearest(word, LEVELS).map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"));
             return Err(format!(
-                "the log filter {filter:?}: {word} is no level{meant}; there are {}, or a part of gpushd with one: \
-                 gpushd::apply=debug",
+                "the log filter {filter:?}: {word} is not a level{meant}; the levels are {}; for one module write \
+                gpushd::apply=debug",
                 LEVELS.join(", ")
             ));
         }
@@ -118,12 +118,12 @@ impl Drop for Log {
 }
 
 /// The layer that receives all events.
-struct Forward {
+struct QueueLayer {
     tx: SyncSender<Item>,
     dropped: Arc<AtomicU64>,
 }
 
-impl<S: Subscriber> Layer<S> for Forward {
+impl<S: Subscriber> Layer<S> for QueueLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let metadata = event.metadata();
         let mut line = Line {

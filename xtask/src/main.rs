@@ -6,6 +6,7 @@ mod demo;
 mod generate;
 mod install;
 mod links;
+mod names;
 mod package;
 mod skips;
 mod soak;
@@ -38,7 +39,8 @@ enum Task {
     Man(generate::Arguments),
     /// Write gpushctl's shell completions to target/completions
     Completions(generate::Arguments),
-    /// Check which crate and which module of the agent uses which, what no file may contain, and links
+    /// Check which crate and which module of the agent uses which, what no file may contain, links, and names of
+    /// types
     Arrows(arrows::Arguments),
 }
 
@@ -59,7 +61,7 @@ fn main() -> ExitCode {
         Task::Man(arguments) => told(generate::man(&arguments)),
         Task::Completions(arguments) => told(generate::completions(&arguments)),
         Task::Arrows(arguments) => arrows::run(&arguments).and_then(|arrows| {
-            println!("{arrows}\ntree is clean: {}\n{}", tree::check()?, links::check()?);
+            println!("{arrows}\ntree is clean: {}\n{}\n{}", tree::check()?, links::check()?, names::check()?);
             Ok(true)
         }),
     };

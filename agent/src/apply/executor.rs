@@ -67,8 +67,8 @@ impl Executor {
             let number = ongoing.number();
             let work = tokio::spawn(work(executor.clone(), ongoing));
             if let Err(error) = work.await {
-                tracing::error!(op = %number, "the operation broke off: {error}");
-                let message = format!("operation {number} broke off by a fault of gpushd");
+                tracing::error!(op = %number, "the operation ended with an internal error: {error}");
+                let message = format!("operation {number} ended with an internal error of gpushd");
                 let error =
                     ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
                 // What cannot be taken back is only logged: the operation takes no notes any more.
@@ -102,7 +102,7 @@ impl Executor {
     pub(super) async fn roll_back(&self, ongoing: Arc<Ongoing>, parts: &[Part], ends: &[Forward], why: ApiError) {
         if let Err(error) = ongoing.turn_back(&why).await {
             // The rollback goes on. After a crash the next gpushd would go forward once more.
-            tracing::warn!(op = ongoing.id(), "cannot record that it is rolled back: {error}");
+            tracing::warn!(op = ongoing.id(), "cannot record that it is being rolled back: {error}");
         }
         let (state, error, changes) = rollback::all(&self.mig, &ongoing, parts, ends, why.clone()).await;
         log_end(&ongoing, state, Some(&why));

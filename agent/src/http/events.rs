@@ -99,7 +99,7 @@ pub(super) async fn stream(
     // At most one chunk in flight: later events stay in the ring, where all listeners read them.
     let (pieces, taken) = mpsc::channel(1);
     let telling = AbortOnDropHandle::new(tokio::spawn(tell(authorization, caller, cursor, filter, pieces)));
-    let mut response = Body::new(Told { pieces: taken, _telling: telling }).into_response();
+    let mut response = Body::new(EventStream { pieces: taken, _telling: telling }).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -187,21 +187,21 @@ fn kinds(text: &str) -> Result<Vec<EventKind>, ApiError> {
     let kind = |name: &str| {
         EventKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
             let names: Vec<&str> = EventKind::ALL.iter().map(|kind| kind.name()).collect();
-            ApiError::new(Code::BadRequest, format!("there is no kind {} of events", Quoted(name)))
-                .hint(format!("these there are: {}", names.join(", ")))
+            ApiError::new(Code::BadRequest, format!("{} is not a kind of event", Quoted(name)))
+                .hint(format!("the kinds are: {}", names.join(", ")))
         })
     };
     text.split(',').map(|name| kind(name.trim())).collect()
 }
 
 /// The body of a stream.
-struct Told {
+struct EventStream {
     pieces: mpsc::Receiver<Bytes>,
     /// Aborts the sender when the client is gone.
     _telling: AbortOnDropHandle<()>,
 }
 
-impl hyper::body::Body for Told {
+impl hyper::body::Body for EventStream {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -62,11 +62,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
         read.map(|Json(Object(body))| Self(body)).map_err(|rejection| {
             let status = rejection.status();
             match rejection {
-                JsonRejection::MissingJsonContentType(_) => Failure::bad_request(
-                    status,
-                    format!("{path} takes JSON, but the content type of the request is another one"),
-                )
-                .hint("send the header `content-type: application/json`"),
+                JsonRejection::MissingJsonContentType(_) => {
+                    Failure::bad_request(status, format!("{path} takes JSON, but the request has another content type"))
+                        .hint("send the header `content-type: application/json`")
+                }
                 // The text has the offending field and its position.
                 JsonRejection::JsonDataError(error) => unfit(&path, &error.body_text()),
                 JsonRejection::JsonSyntaxError(error) => unfit(&path, &error.body_text()),
@@ -83,7 +82,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 /// its own words for that.
 fn unfit(path: &str, text: &str) -> Failure {
     let detail = text.split_once(": ").map_or(text, |(_, detail)| detail);
-    Failure::bad_request(StatusCode::BAD_REQUEST, format!("the body is not what {path} takes: {detail}"))
+    Failure::bad_request(StatusCode::BAD_REQUEST, format!("the body is not valid for {path}: {detail}"))
         .hint("GET /v1/openapi.json describes the body")
 }
 
@@ -108,9 +107,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> 
 }
 
 /// The variable part of the path.
-pub(super) struct Part(pub(super) String);
+pub(super) struct PathPart(pub(super) String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Part {
+impl<S: Send + Sync> FromRequestParts<S> for PathPart {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {

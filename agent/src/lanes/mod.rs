@@ -67,7 +67,7 @@ pub(crate) struct Lanes(Arc<Inner>);
 struct Inner {
     /// Shows which operation changes a GPU.
     host: state::State,
-    known: Mutex<Known>,
+    known: Mutex<LaneStates>,
     /// Counts how often an operation, or something ahead in the queue, made room.
     room: watch::Sender<u64>,
     /// Counts how often a reconciler or a grant has finished.
@@ -75,7 +75,7 @@ struct Inner {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct LaneStates {
     /// The operation that has claimed each GPU, by UUID.
     claimed: BTreeMap<String, Holder>,
     /// Reconcilers and grants at work, by UUID of the GPU.
@@ -99,7 +99,7 @@ impl Lanes {
         Self(Arc::new(Inner { host, known: Mutex::default(), room, finished }))
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, LaneStates> {
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -108,7 +108,7 @@ impl Lanes {
         self.0.room.subscribe()
     }
 
-    /// Reports that there is room. Not to be called with [`Known`] locked.
+    /// Reports that there is room. Not to be called with [`LaneStates`] locked.
     fn make_room(&self) {
         self.0.room.send_modify(|times| *times += 1);
     }
@@ -118,7 +118,7 @@ impl Lanes {
         self.make_room();
     }
 
-    /// Reports that a reconciler or a grant has finished. Not to be called with [`Known`] locked.
+    /// Reports that a reconciler or a grant has finished. Not to be called with [`LaneStates`] locked.
     fn finish(&self) {
         self.0.finished.send_modify(|times| *times += 1);
     }
@@ -162,7 +162,7 @@ impl Lanes {
     }
 }
 
-impl Known {
+impl LaneStates {
     fn is_idle(&self, uuid: &str) -> bool {
         self.at_work.get(uuid).is_none_or(|at_work| *at_work == AtWork::default())
     }

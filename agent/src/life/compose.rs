@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// Where gpushd runs.
-pub(super) struct Origin {
+pub(super) struct HostOrigin {
     /// The boot's id, or why it is not known.
     pub(super) boot: Result<String, ApiError>,
     /// Root of the host's file system.
@@ -84,11 +84,11 @@ pub(super) struct Parts {
 /// When a thread cannot be started.
 pub(super) fn compose(
     settings: Settings,
-    origin: Origin,
+    origin: HostOrigin,
     remembered: Remembered,
     options: Options,
 ) -> anyhow::Result<Parts> {
-    let Origin { boot, host_root, outside, mps_dir, mps_programs } = origin;
+    let HostOrigin { boot, host_root, outside, mps_dir, mps_programs } = origin;
     let Remembered {
         store,
         notes,

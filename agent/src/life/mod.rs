@@ -41,7 +41,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    compose::{Origin, Parts},
+    compose::{HostOrigin, Parts},
     reloading::Reloading,
 };
 use crate::{
@@ -226,7 +226,7 @@ async fn serve(
     level: Option<&Log>,
 ) -> anyhow::Result<()> {
     let mut signals = Signals::listen(here.early).context("signals can't be handled")?;
-    let origin = Origin {
+    let origin = HostOrigin {
         boot: here.boot,
         host_root: here.host_root,
         outside: Arc::new(here.outside),
@@ -313,7 +313,7 @@ async fn serve(
     drop(inbox);
     let unfinished = operations.unfinished();
     if unfinished > 0 {
-        tracing::info!("stopping once {unfinished} operations have ended; a second SIGTERM breaks them off");
+        tracing::info!("stopping after {unfinished} operations have ended; a second SIGTERM stops at once");
         notify::send(Notification::Status("finishing operations".to_owned()));
     }
     // It begins no more operations, and those that it began are among the tasks.
@@ -339,13 +339,13 @@ async fn serve(
     drop((socket_file, admin_file));
     let _ = tokio::time::timeout(WORKER_END, hardware.stop()).await;
     tracing::info!("stopped");
-    result.context("the accept loops broke off")?
+    result.context("the accept loops ended unexpectedly")?
 }
 
 /// Ends when all sockets are closed, or one can't be served.
 async fn served(public: Serving, admin: Option<Serving>) -> anyhow::Result<()> {
     let ended = async |serving: Serving| {
-        serving.await.context("the accept loop broke off")?.context("the socket can't be served")
+        serving.await.context("the accept loop ended unexpectedly")?.context("cannot serve the socket")
     };
     let admin = async {
         match admin {

@@ -41,7 +41,7 @@ use tower_service::Service;
 
 use super::{
     accounts::Accounts,
-    caps::{Caps, Place, Rank, Refusal},
+    caps::{Caps, ConnectionSlot, Rank, Refusal},
     pace::{Pace, Paced},
 };
 use crate::{
@@ -131,7 +131,7 @@ pub(crate) async fn serve(
     drop(listener);
     connections.close();
     if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
-        tracing::info!("{} connections were still open and are cut off", connections.len());
+        tracing::info!("closing {} connections that are still open", connections.len());
         cut.cancel();
         connections.wait().await;
     }
@@ -152,7 +152,7 @@ impl Limits {
     }
 
     /// Takes a place for a client. Identifies the client only if that matters.
-    fn enter(&self, client: &mut Client, stream: &StdStream) -> Result<Place, String> {
+    fn enter(&self, client: &mut Client, stream: &StdStream) -> Result<ConnectionSlot, String> {
         let now = std::time::Instant::now();
         if self.is_privileged(&client.peer) {
             client.identify(stream);
@@ -271,7 +271,13 @@ async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
     let _ = tokio::time::timeout(REFUSAL, said).await;
 }
 
-async fn connection(stream: UnixStream, mut client: Client, place: Place, router: Router, closing: CancellationToken) {
+async fn connection(
+    stream: UnixStream,
+    mut client: Client,
+    place: ConnectionSlot,
+    router: Router,
+    closing: CancellationToken,
+) {
     if !place.delay.is_zero() {
         tokio::time::sleep(place.delay).await;
     }
@@ -324,7 +330,7 @@ async fn connection(stream: UnixStream, mut client: Client, place: Place, router
                 return;
             }
             () = pace.too_slow() => {
-                tracing::debug!(uid = peer.uid, "a connection was too slow and is closed");
+                tracing::debug!(uid = peer.uid, "closing a connection that is too slow");
                 return;
             }
             () = &mut ending, if !asked_to_end => {

@@ -143,7 +143,7 @@ pub(crate) struct Inner {
     /// What running operations have done with daemons.
     moves: Mutex<BTreeMap<String, Moves>>,
     /// Whether the control daemon supports several users, once a rule wants them.
-    many: Mutex<Option<many::Asked>>,
+    many: Mutex<Option<many::ProgramSupport>>,
     /// Locked while the control daemon is asked about several users.
     asking_many: tokio::sync::Mutex<()>,
     wakes: Wakes,
@@ -220,7 +220,7 @@ impl Mps {
         of_gpus.into_iter().flat_map(|(_, findings)| findings).cloned().collect()
     }
 
-    fn many(&self) -> MutexGuard<'_, Option<many::Asked>> {
+    fn many(&self) -> MutexGuard<'_, Option<many::ProgramSupport>> {
         self.many.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -20,7 +20,7 @@ use crate::lanes::Claim;
 
 /// Content of an operation's event.
 #[derive(Debug, Default)]
-struct Told {
+struct EventNote {
     /// The new note.
     note: Option<String>,
 }
@@ -69,11 +69,11 @@ impl Ongoing {
 
     /// Changes it and notifies its watchers, in the order of the changes. If `change` returns content, an event
     /// with it is published.
-    fn update(&self, change: impl FnOnce(&mut Operation) -> Option<Told>) {
+    fn update(&self, change: impl FnOnce(&mut Operation) -> Option<EventNote>) {
         self.watch.send_modify(|operation| {
             let told = change(operation);
             operation.revision += 1;
-            if let Some(Told { note }) = told {
+            if let Some(EventNote { note }) = told {
                 self.operations.0.events.publish(wire::event(operation, note));
             }
         });
@@ -97,7 +97,7 @@ impl Ongoing {
             {
                 lasting = Some(operation.progress.clone());
             }
-            (begins || turns).then(Told::default)
+            (begins || turns).then(EventNote::default)
         });
         if let Some(mut progress) = lasting {
             progress.iter_mut().for_each(|gpu| gpu.doing = None);
@@ -119,7 +119,7 @@ impl Ongoing {
         self.update(|operation| {
             let note = format!("waits: {}", reasons.join("; "));
             operation.waits_for = reasons;
-            Some(Told { note: Some(wire::cut(&note)) })
+            Some(EventNote { note: Some(wire::cut(&note)) })
         });
     }
 
@@ -136,7 +136,7 @@ impl Ongoing {
                 operation.notes.remove(MOST_NOTES / 4);
             }
             kept.clone_from(&operation.notes);
-            Some(Told { note: Some(wire::cut(news)) })
+            Some(EventNote { note: Some(wire::cut(news)) })
         });
         let id = self.id;
         drop(self.operations.store().write(move |tx| tx.notes(id, kept.clone()).map(|_| ())));
@@ -173,7 +173,7 @@ impl Ongoing {
             operation.plans = plans;
             operation.progress = progress;
             reasons = std::mem::take(&mut operation.waits_for);
-            Some(Told::default())
+            Some(EventNote::default())
         });
         self.operations.note_begun(&self.snapshot());
         if !reasons.is_empty() {
@@ -194,7 +194,7 @@ impl Ongoing {
             if may_become(operation.state, to) {
                 operation.state = to;
             }
-            Some(Told::default())
+            Some(EventNote::default())
         });
         Ok(())
     }
@@ -210,7 +210,7 @@ impl Ongoing {
         self.update(|operation| {
             operation.state = OperationState::Cancelling;
             operation.error = Some(why.clone());
-            Some(Told::default())
+            Some(EventNote::default())
         });
         Ok(())
     }
@@ -258,7 +258,7 @@ impl Ongoing {
             }
             // Equal to the recorded revision after this change: the journal is about to answer for it.
             operation.revision = operation.revision.max(revision.map_or(0, |revision| revision - 1));
-            Some(Told::default())
+            Some(EventNote::default())
         });
         if revision.is_some() {
             self.operations.forget(self.id);

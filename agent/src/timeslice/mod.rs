@@ -90,7 +90,7 @@ pub(crate) struct Inner {
     /// UUIDs of GPUs whose level was read once: they have levels, even if the driver denies it for a moment. No GPU
     /// changes that while the host is up, so it is never forgotten.
     proven: Mutex<BTreeSet<String>>,
-    troubles: Mutex<BTreeMap<Subject, ApiError>>,
+    troubles: Mutex<BTreeMap<TroubleSubject, ApiError>>,
     /// Counts how often the reconciler was woken.
     wake: watch::Sender<u64>,
     /// Held while `nvidia-smi` runs.
@@ -100,7 +100,7 @@ pub(crate) struct Inner {
 
 /// The subject of a trouble.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
+enum TroubleSubject {
     /// `nvidia-smi`, and so all levels.
     Program,
     /// The level of a GPU, by UUID.
@@ -189,7 +189,7 @@ impl Timeslice {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn all_troubles(&self) -> MutexGuard<'_, BTreeMap<Subject, ApiError>> {
+    fn all_troubles(&self) -> MutexGuard<'_, BTreeMap<TroubleSubject, ApiError>> {
         self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -250,8 +250,8 @@ impl Timeslice {
     fn retain(&self, takes_turns: impl Fn(&str) -> bool, is_tended: impl Fn(&str) -> bool) {
         self.all_seen().retain(|uuid, _| takes_turns(uuid));
         self.all_troubles().retain(|subject, _| match subject {
-            Subject::Program => true,
-            Subject::Level(uuid) | Subject::ComputeMode(uuid) => is_tended(uuid),
+            TroubleSubject::Program => true,
+            TroubleSubject::Level(uuid) | TroubleSubject::ComputeMode(uuid) => is_tended(uuid),
         });
     }
 
@@ -262,14 +262,14 @@ impl Timeslice {
     }
 
     /// Records a trouble. Logs it if it differs from the last one.
-    fn note(&self, subject: Subject, error: &ApiError) {
+    fn note(&self, subject: TroubleSubject, error: &ApiError) {
         let before = self.all_troubles().insert(subject, error.clone());
         if before.as_ref() != Some(error) {
             tracing::error!("{}", words::in_full(error));
         }
     }
 
-    fn well(&self, subject: &Subject) {
+    fn well(&self, subject: &TroubleSubject) {
         self.all_troubles().remove(subject);
     }
 }

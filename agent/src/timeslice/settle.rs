@@ -14,7 +14,7 @@ use super::{
     Timeslice,
     levels::{self, Setter},
     modes::ModeTasks,
-    pace::Pace,
+    pace::Schedule,
     smi,
 };
 use crate::caller::Viewer;
@@ -74,7 +74,7 @@ impl Aim {
 
 /// The GPUs at the last check. A new GPU, or a new driver, makes gpushd read the levels at once.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Sight {
+struct LastCheck {
     /// UUIDs, each with the number of its desired level.
     aims: BTreeSet<(String, u8)>,
     /// Number of driver workers started so far: a new worker may have another driver.
@@ -82,7 +82,7 @@ struct Sight {
     program: String,
 }
 
-impl Sight {
+impl LastCheck {
     fn is_new_after(&self, last: &Self) -> bool {
         (self.workers, &self.program) != (last.workers, &last.program) || !self.aims.is_subset(&last.aims)
     }
@@ -90,8 +90,8 @@ impl Sight {
 
 #[derive(Debug, Default)]
 struct Tending {
-    pace: Pace,
-    last: Sight,
+    pace: Schedule,
+    last: LastCheck,
     modes: ModeTasks,
 }
 
@@ -103,7 +103,7 @@ impl Tending {
 
     /// Forgets past attempts, but not the running ones.
     fn reset(&mut self) {
-        (self.pace, self.last) = (Pace::default(), Sight::default());
+        (self.pace, self.last) = (Schedule::default(), LastCheck::default());
         self.modes.outdate();
     }
 
@@ -133,7 +133,7 @@ impl Tending {
         // gpushd has set nothing on the others.
         let let_go = let_go.into_iter().filter(|aim| timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
         let aims: Vec<Aim> = kept.into_iter().chain(let_go).collect();
-        let sight = Sight {
+        let sight = LastCheck {
             aims: aims.iter().map(|aim| (aim.gpu.uuid.clone(), aim.level().number())).collect(),
             workers: timeslice.hardware.status().started,
             program: timeslice.outside.nvidia_smi(&config.mode_change),

@@ -147,7 +147,7 @@ impl Watermarks {
     /// Makes the watermark durable. The marker need not be: a power failure ends its boot.
     pub(crate) fn sync(&self) {
         if let Err(error) = self.watermark.sync() {
-            tracing::warn!(%error, "cannot sync the watermark of the database");
+            tracing::warn!(%error, "cannot sync the watermark of the database to disk");
         }
     }
 }

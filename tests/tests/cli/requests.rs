@@ -294,7 +294,7 @@ fn who_asks_and_who_follows_an_agent_that_stops_for_good_hear_how_it_was() {
     let asked = asking.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&asked.stderr);
     assert_eq!(asked.status.code(), Some(i32::from(Code::Unavailable.exit_status())), "{text}");
-    assert!(text.contains("gpushd is stopping") && !text.contains("may have been done"), "{text}");
+    assert!(text.contains("gpushd is stopping") && !text.contains("may have carried out"), "{text}");
     assert_eq!(truth(&host, 1), [] as [String; 0]);
 }
 

@@ -40,7 +40,7 @@ use crate::{outside::Outside, state::State};
 
 /// Where the output of a helper unit is. It may name any user's processes, so it goes to the log, which only root
 /// reads, and not into the operation, which everybody reads.
-pub(crate) const LOGGED: &str = "what it printed is in gpushd's log: `journalctl -u gpushd`";
+pub(crate) const LOGGED: &str = "gpushd's log has its output: `journalctl -u gpushd`";
 
 /// Changes and resets MIG mode: the driver, the helper units for resets, and the names of the processes in the way.
 #[derive(Debug, Clone)]

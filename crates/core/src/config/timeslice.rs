@@ -27,7 +27,7 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
         // What is wrong with the mode is told; the rest of the rule is read all the same.
         Some(Mode::Timeslice) | None => {}
         Some(other @ (Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps)) => {
-            let problem = format!("`timeslice` means nothing in mode `{}`", mode_name(other));
+            let problem = format!("`timeslice` has no effect in mode `{}`", mode_name(other));
             reader.report_at(rule, "timeslice", problem, "write mode = \"timeslice\", or leave it out");
             return None;
         }

@@ -149,12 +149,12 @@ async fn watched(
         out.show(&now, |look| change::ended(&now, look))?;
         return Ok(0);
     };
-    let mut progress = Progress::new(quiet || out.json);
+    let mut progress = FollowProgress::new(quiet || out.json);
     // Without a limit this sleeps for longer than any drain lasts.
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     // Listens before the first output: a user who reads a line may press Ctrl-C.
     let mut interrupt = signal(SignalKind::interrupt())
-        .map_err(|error| ApiError::new(Code::Internal, format!("Ctrl-C can't be listened for: {error}")))?;
+        .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);
     let (mut going, mut pause) = (false, PAUSES.0);
     let mut away: Option<Instant> = None;
@@ -204,7 +204,7 @@ async fn watched(
             Err(error) if ends(what) && error.error.code == Code::NotFound => {
                 progress.end();
                 now = MpsDaemon { state: MpsState::Stopped, pid: None, clients: Vec::new(), ..now };
-                now.ends.get_or_insert_with(|| "it is gone".to_owned());
+                now.ends.get_or_insert_with(|| "it has ended".to_owned());
                 out.show(&now, |look| change::ended(&now, look))?;
                 return Ok(0);
             }
@@ -239,20 +239,19 @@ fn goes_on(now: &MpsDaemon, waited: Option<Duration>, out: &Output) -> String {
 
 fn lost_sight(now: &MpsDaemon, cause: String, out: &Output) -> Failure {
     let (label, target) = (label(now, &out.look), typed(now, &out.look));
-    let error =
-        ApiError::new(Code::Unreachable, format!("lost sight of MPS on {label}: the agent went away meanwhile"));
+    let error = ApiError::new(Code::Unreachable, format!("cannot follow the MPS daemon of {label}: gpushd has ended"));
     let hint = format!("gpushd keeps the request: start gpushd, then `gpushctl mps show {target}`");
     error.cause(cause).hint(hint).into()
 }
 
-/// Progress on stderr: on a terminal a line that is redrawn, otherwise one line for each reason to wait.
-enum Progress {
+/// FollowProgress on stderr: on a terminal a line that is redrawn, otherwise one line for each reason to wait.
+enum FollowProgress {
     Line(ProgressBar),
     Lines { since: Instant, said: String },
     Quiet,
 }
 
-impl Progress {
+impl FollowProgress {
     fn new(quiet: bool) -> Self {
         if quiet {
             Self::Quiet

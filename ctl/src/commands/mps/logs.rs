@@ -41,7 +41,7 @@ pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all:
             // A monitor must not end because of a restart: it waits for the agent.
             Err(error) if super::super::events::may_pass(&error) => {
                 if !away {
-                    out.remark("gpushd does not answer; going on when it is back\n");
+                    out.remark("gpushd does not answer; waiting until it is back\n");
                 }
                 away = true;
                 continue;

@@ -156,7 +156,7 @@ fn logs_are_followed_by_what_is_new() {
         let lines = match asked.fetch_add(1, Ordering::SeqCst) {
             0 => vec!["one", "two"],
             1 => vec!["zero", "one", "two", "three"],
-            _ => return Answer::error(&ApiError::new(Code::NotFound, "GPU 0 is not shared through MPS any more")),
+            _ => return Answer::error(&ApiError::new(Code::NotFound, "GPU 0 is no longer shared through MPS")),
         };
         let lines = lines.into_iter().map(str::to_owned).collect();
         Answer::ok(&MpsLogs {
@@ -169,7 +169,7 @@ fn logs_are_followed_by_what_is_new() {
     two
     three
     [stderr]
-    error: GPU 0 is not shared through MPS any more
+    error: GPU 0 is no longer shared through MPS
     [exit 2]
     ");
 }
