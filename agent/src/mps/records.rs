@@ -60,12 +60,12 @@ pub(super) async fn unset(mps: &Mps, target: &sharing::Target) {
     let forget = move |record: MpsTarget| MpsTarget { set: record.set.filter(|set| set.rule == now), ..record };
     match change(mps, &target.uuid, forget, |_| Ok(())).await {
         Ok(()) => tracing::info!(
-            "{} has another rule: the settings of `gpushctl mps set` are \
+            "{} has another rule: the settings of `mps set` are \
             discarded",
             target.label()
         ),
         Err(error) => tracing::error!(
-            "{}: cannot discard the settings of `gpushctl mps set`: \
+            "{}: cannot discard the settings of `mps set`: \
             {error}",
             target.label()
         ),

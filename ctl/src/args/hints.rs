@@ -28,7 +28,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
             continue;
         }
         if entry.is_dir() {
-            if entry.file_name().is_some_and(|name| name != "tests") {
+            if entry.file_name().is_some_and(|name| name != "tests" && name != "pictures") {
                 sources(&entry, found);
             }
         } else if entry.extension().is_some_and(|extension| extension == "rs") {
@@ -216,14 +216,13 @@ fn is_for_administrators(command: &Command) -> bool {
 }
 
 /// Texts with commands for administrators that need no mark, and why only administrators read them.
-const FOR_ADMINISTRATORS: [(&str, &str); 10] = [
+const FOR_ADMINISTRATORS: [(&str, &str); 9] = [
     ("ctl/src/args/", "help and usage errors of the command itself"),
     ("ctl/src/commands/apply.rs", "output of `apply`"),
     ("ctl/src/commands/reset.rs", "output of `gpu reset`"),
     ("ctl/src/render/mps/change.rs", "output of `mps stop`"),
     ("agent/src/maintenance.rs", "errors of `maintenance enter`"),
     ("agent/src/mps/act.rs", "errors of `mps stop`, `restart`, `drain`"),
-    ("agent/src/mps/records.rs", "the log of gpushd"),
     ("agent/src/reload.rs", "errors of `config reload`"),
     ("agent/src/apply/interrupted.rs", "a list of commands that is marked at its end"),
     ("crates/core/src/lease/usage.rs", "a command that is marked in the texts that contain it"),

@@ -87,8 +87,11 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
                 && let Some(first) = page.first().filter(|first| first.id != FIRST)
                 && out.is_drawn()
             {
-                let of = if gpus.is_some() { format!(" -g {}", which.gpus.join(",")) } else { String::new() };
-                out.remark(&format!("earlier operations: `gpushctl operation list{of} --before {}`\n", first.id));
+                let id = &first.id;
+                out.remark(&match which.gpus.join(",") {
+                    of if of.is_empty() => format!("earlier operations: `gpushctl operation list --before {id}`\n"),
+                    of => format!("earlier operations: `gpushctl operation list -g {of} --before {id}`\n"),
+                });
             }
             Ok(0)
         }
