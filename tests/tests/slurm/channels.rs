@@ -6,14 +6,9 @@ use gpush_tests::{
     slurm::{ALICE, BOB, Ended, Site},
 };
 
-use super::{HOST, MPS, TIMESLICE, WHOLE};
+use super::{HOST, MPS, TIMESLICE, WHOLE, completed, wait_for_output};
 
 const ENV: &str = "env | sort";
-
-fn completed(ended: Ended) -> Ended {
-    assert_eq!(ended.state, "COMPLETED", "{}", ended.output);
-    ended
-}
 
 /// A refused request fails the tasks with a reason that the user sees.
 fn refused(ended: &Ended, why: &str) {
@@ -74,9 +69,9 @@ fn gres_mps_gives_its_percentage_and_a_second_user_is_refused() {
     assert_eq!(ended.variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), Some("50"), "{}", ended.output);
     assert!(ended.variable("CUDA_MPS_PIPE_DIRECTORY").is_some(), "{}", ended.output);
     let end = site.cluster.dir().join("end");
-    let wait = format!("while [ ! -e '{}' ]; do sleep 0.1; done", end.display());
+    let wait = format!("echo began; while [ ! -e '{}' ]; do sleep 0.1; done", end.display());
     let first = site.cluster.sbatch(ALICE, &["--gres=mps:30"], &wait);
-    site.cluster.wait_for_state(first, "RUNNING");
+    wait_for_output(&site, first, "began");
     let gpus: Vec<Gpu> = site.agent.gpus();
     let shared: Vec<String> = site.leases().iter().flat_map(|lease| &lease.members).map(|m| m.gpu.clone()).collect();
     assert_eq!(shared, [gpus[0].uuid.clone()]);
