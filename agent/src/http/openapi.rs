@@ -26,7 +26,7 @@ mod tests {
     use utoipa::OpenApi;
 
     use crate::http::{
-        audit, config, events, gpus, health, host, leases, mig, mps, openapi, operations, overrides, processes,
+        audit, config, events, gpus, health, host, leases, mig, mps, openapi, operations, overrides, processes, slurm,
     };
 
     #[derive(OpenApi)]
@@ -40,7 +40,7 @@ mod tests {
             health::version, health::health, gpus::list, gpus::one, gpus::profiles, gpus::cordon, gpus::uncordon,
             host::enter, host::leave, host::recover, mig::list_devices, mig::plan, mig::apply,
             mps::list, mps::one, mps::start, mps::stop, mps::restart, mps::drain, mps::set, mps::logs, leases::list, leases::request, leases::one, leases::environment,
-            leases::release, leases::renew, leases::revoke, processes::list,
+            leases::release, leases::renew, leases::revoke, slurm::start, slurm::end, processes::list,
             operations::list, operations::one, operations::cancel, events::stream, audit::list, config::show,
             config::diff, config::reload, overrides::list, overrides::end, openapi::show
         ),
@@ -50,6 +50,7 @@ mod tests {
             (name = "mig", description = "MIG layouts"),
             (name = "mps", description = "MPS daemons"),
             (name = "leases", description = "Shares of GPUs for users"),
+            (name = "slurm", description = "Slurm's hooks"),
             (name = "operations", description = "Plans being carried out"),
             (name = "events", description = "What changes, as it happens"),
             (name = "audit", description = "Who changed what"),

@@ -4,10 +4,13 @@
 //! another. Users can neither release, renew nor enter such a lease. It ends with Epilog, a reboot, a revocation, or when
 //! its GPU is lost.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{ApiError, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest, LeaseState};
-use gpush_core::lease::machine::{EndProcesses, Event};
+use gpush_core::{
+    config::Config,
+    lease::machine::{EndProcesses, Event},
+};
 
 use super::{Leases, change, grant, life, show};
 use crate::{caller::Caller, leases::Outcome, state::OpenLease};
@@ -90,6 +93,11 @@ pub(crate) async fn end_job(
 }
 
 impl Leases {
+    /// Returns the config in force.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        self.handles.state.config()
+    }
+
     /// Whether a lease has not ended.
     pub(crate) fn is_open(&self, id: LeaseId) -> bool {
         self.handles.state.leases().open.contains_key(&id)

@@ -83,8 +83,11 @@ pub(super) async fn resolve(
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
     let mut quota = quota(leases, caller, holder, name.as_deref(), gpus.len()).await;
     if job.is_some() {
-        // Slurm limits the time of a job.
+        // Slurm limits the time of a job, and without a quota in the config also what a user's jobs take.
         quota.limits.longest_s = None;
+        if quota.subject.is_none() {
+            quota.limits = quota::Limits::default();
+        }
     }
     let selected = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| ApiError::from(&denial))?;
     let wanted = Wanted { share, count: request.count as usize, holder, gpus: selected, targets };

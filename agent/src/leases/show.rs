@@ -115,7 +115,7 @@ pub(super) fn of_job(record: &LeaseRecord, caller: &Caller, what: &str) -> Optio
     }
     let message = format!("you may not {what} lease {}: it belongs to Slurm job {job}", record.id);
     let hint = match what {
-        "use" => format!("run the command in the job: 'srun --jobid={job} --overlap COMMAND'"),
+        "use" => format!("in the job, run the command without gpushctl; or 'srun --jobid={job} --overlap COMMAND'"),
         _ => format!("end the job with `scancel {job}`: the lease ends with it"),
     };
     Some(ApiError::new(Code::Denied, message).cause("Slurm's hooks begin and end it").hint(hint))

@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, LeaseId, SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
-use gpush_core::{config::Leftovers, lease::machine::EndProcesses, slurm::decide};
-use jiff::Timestamp;
-
-use super::Inner;
+use super::{Inner, time_until};
 use crate::{
     caller::Caller,
     leases::{JobKey, end_job, of_job},
     state::OpenLease,
 };
+use gpush_api::{ApiError, LeaseId, SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
+use gpush_core::{config::Leftovers, lease::machine::EndProcesses, slurm::decide};
 
 /// Time from SIGTERM to SIGKILL: Slurm has sent both to the job before, with its own pause (KillWait).
 const GRACE: Duration = Duration::from_secs(2);
@@ -40,7 +38,7 @@ pub(super) async fn end(
     }
     release_all(slurm, caller, ending.iter()).await?;
     let is_open = |id: LeaseId| slurm.leases.is_open(id);
-    let patience = Duration::try_from(job.until.duration_since(Timestamp::now())).unwrap_or_default();
+    let patience = time_until(job.until_ms);
     let ids: Vec<LeaseId> = ending.iter().map(OpenLease::id).collect();
     let _late = tokio::time::timeout(patience, slurm.leases.all_ended(&ids)).await.is_err();
     for lease in &ending {
@@ -61,7 +59,7 @@ pub(super) async fn release_all(
     caller: &Caller,
     leases: impl Iterator<Item = &OpenLease>,
 ) -> Result<(), ApiError> {
-    let end = match slurm.readings.known()?.config.slurm.leftovers {
+    let end = match slurm.leases.config().slurm.leftovers {
         Leftovers::End => Some(EndProcesses { notice: Duration::ZERO, grace: GRACE }),
         Leftovers::Report => None,
     };

@@ -23,6 +23,7 @@ mod start;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
 };
 
 use gpush_api::{ApiError, Code, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
@@ -127,12 +128,18 @@ fn key(cluster: &str, job: u32, node: &str) -> Result<JobKey, ApiError> {
     Ok(JobKey { cluster: cluster.to_owned(), job, node: node.to_owned() })
 }
 
-/// Time that is left until `until`; an error when it is over. The hook has ended then, and nothing may be granted.
-fn left(until: Timestamp) -> Result<std::time::Duration, ApiError> {
-    let left = std::time::Duration::try_from(until.duration_since(Timestamp::now())).unwrap_or_default();
+/// Time that is left for the hook; an error when it is over. The hook has ended then, and nothing may be granted.
+fn left(until_ms: i64) -> Result<Duration, ApiError> {
+    let left = time_until(until_ms);
     if left.is_zero() {
         let late = "the hook has given up: gpushd read the request after its deadline";
         return Err(ApiError::new(Code::TimedOut, late).hint("see the log of gpushd: `journalctl -u gpushd`"));
     }
     Ok(left)
+}
+
+/// Time until a moment in milliseconds since the Unix epoch.
+fn time_until(until_ms: i64) -> Duration {
+    let left = until_ms.saturating_sub(Timestamp::now().as_millisecond());
+    u64::try_from(left).map_or(Duration::ZERO, Duration::from_millis)
 }

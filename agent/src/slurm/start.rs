@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, LeaseBinding, LeaseState, SlurmJobStart, SlurmJobStarted, SlurmOutcome};
+use gpush_api::{ApiError, Code, LeaseBinding, LeaseState, SlurmJobStart, SlurmJobStarted, SlurmOutcome};
 use gpush_core::{lease::request::spec, slurm::decide};
 use gpush_store::NewAudit;
 
 use super::{
     Inner, Started,
     allocation::{Allocation, Wanted, owned},
-    end, left,
+    end, left, time_until,
 };
 use crate::{
     caller::{Caller, Viewer},
@@ -30,10 +30,10 @@ pub(super) async fn start(
     job: &SlurmJobStart,
 ) -> Result<Started, ApiError> {
     loop {
-        left(job.until)?;
+        left(job.until_ms)?;
         match attempt(slurm, caller, key, job).await {
             // An MPS daemon starts, an operation ends: within the time of the hook.
-            Err(error) if error.retryable && left(job.until)? > PAUSE => tokio::time::sleep(PAUSE).await,
+            Err(error) if error.retryable && time_until(job.until_ms) > PAUSE => tokio::time::sleep(PAUSE).await,
             answer => return answer,
         }
     }
@@ -87,7 +87,15 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
         Err(error) if decide::is_refusal(error.code) => {
             record_refusal(slurm, caller, job, &error).await;
             let reasons = error.sentences().into_iter().map(str::to_owned).collect();
-            let hint = error.hint.filter(|hint| !hint.contains("--wait"));
+            let hint = match error.code {
+                // Its own hint is to wait in gpushd's queue, which is not for jobs.
+                Code::Blocked => Some("submit the job again later, or for another node".to_owned()),
+                // A quota: users cannot release the leases of their jobs.
+                Code::Denied if !allocation.is_empty() => {
+                    Some("submit the job again when one of your jobs or leases has ended".to_owned())
+                }
+                _ => error.hint,
+            };
             Ok(answer(SlurmOutcome::Refused { reasons, hint }))
         }
         Err(error) => Err(error),
@@ -102,7 +110,7 @@ async fn without_gres(
     wanted: Wanted,
 ) -> Result<Started, ApiError> {
     request(slurm, caller, job, wanted).await.map_err(|error| {
-        if error.code == gpush_api::Code::Denied {
+        if error.code == Code::Denied {
             return error.hint("submit the job with --gres=gpu:1");
         }
         error

@@ -3,7 +3,6 @@
 //! Only root's hooks can make them, through the admin socket. A refusal that concerns the job alone is an answer
 //! ([`SlurmOutcome::Refused`]). An error means that the node cannot serve the job.
 
-use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::lease::{LeaseGrant, LeaseId, LeaseRequest};
@@ -46,10 +45,8 @@ pub struct SlurmJobStart {
     /// What Slurm allocated.
     #[serde(default)]
     pub devices: Vec<SlurmDevice>,
-    /// The hook does not wait longer than this: then nothing is granted.
-    #[serde(with = "crate::timestamp")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
-    pub until: Timestamp,
+    /// When the hook gives up, in milliseconds since the Unix epoch: later, nothing is granted.
+    pub until_ms: i64,
 }
 
 /// What a job gets.
@@ -114,10 +111,8 @@ pub struct SlurmJobEnd {
     /// How often the run that has ended was requeued before: the lease of a later run stays.
     #[serde(default)]
     pub restart: u32,
-    /// How long the hook waits for the capacity to be free.
-    #[serde(with = "crate::timestamp")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
-    pub until: Timestamp,
+    /// Until when the hook waits for the capacity to be free, in milliseconds since the Unix epoch.
+    pub until_ms: i64,
 }
 
 /// A lease whose capacity is not free after the end of its job.

@@ -46,7 +46,10 @@ impl Planted {
             host.write(path, &format!("#!/bin/sh\nexec /usr/bin/gpushctl slurm {verb}\n"));
             host.mode(path, 0o755);
         }
-        host.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mig\"\nlayout = \"none\"\nowner = \"slurm\"\n");
+        host.write(
+            "etc/gpush/config.toml",
+            "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mig\"\nlayout = \"none\"\nowner = \"slurm\"\n",
+        );
         host
     }
 

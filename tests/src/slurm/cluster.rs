@@ -105,7 +105,8 @@ impl Cluster {
     pub fn assert_never_drained(&self) {
         let states = self.node_states();
         let reasons = self.drain_reasons();
-        let bad = states.iter().any(|state| state.contains("drain") || state.contains("down") || state.contains("inval"));
+        let bad =
+            states.iter().any(|state| state.contains("drain") || state.contains("down") || state.contains("inval"));
         assert!(!bad && reasons.is_empty(), "{states:?} {reasons:?}\n{}", self.logs());
         let log = self.log("slurmctld");
         let drained = log.lines().find(|line| line.contains("to DRAIN") || line.contains("draining node"));

@@ -107,6 +107,10 @@ JobRequeue=1
             setup.node_gres
         );
     }
-    let _ = writeln!(text, "PartitionName=gpu Nodes=n[1-{}] Default=YES MaxTime=60 State=UP OverSubscribe=YES", setup.nodes);
+    let _ = writeln!(
+        text,
+        "PartitionName=gpu Nodes=n[1-{}] Default=YES MaxTime=60 State=UP OverSubscribe=YES",
+        setup.nodes
+    );
     text
 }

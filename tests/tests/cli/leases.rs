@@ -246,16 +246,18 @@ fn owner_and_quota_of_a_group_limit_who_gets_a_lease() {
     };
     let (code, text) = as_nobody(&["lease", "request", "--whole", "--for", "1h"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
-    // A hook requests it as root, for the user of the job.
+    // Only Slurm's hooks can, not an administrator.
     let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h"]);
-    assert!(code == 5 && text.contains("Slurm"), "root must name the GPU: {text}");
-    let of_job = request(&agent, &["--whole", "-g", "1", "--for", "1h", "--user", "65534"]);
+    assert!(code == 5 && text.contains("Slurm"), "{text}");
+    let (code, text) = run(&agent, &["lease", "request", "--whole", "-g", "1", "--for", "1h", "--user", "65534"]);
+    assert!(code == 5 && text.contains("Slurm"), "{text}");
+    let first = request(&agent, &["--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
     // The groups of a user for whom root asks count as well.
     let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
     assert!(code == 5 && text.contains(&format!("group {group} may hold 1 lease")), "{text}");
-    assert!(text.contains(&of_job), "{text}");
-    done(&agent, &["lease", "release", &of_job]);
-    agent.await_that("the lease has ended", || lease(&agent, &of_job).state == LeaseState::Ended);
+    assert!(text.contains(&first), "{text}");
+    done(&agent, &["lease", "release", &first]);
+    agent.await_that("the lease has ended", || lease(&agent, &first).state == LeaseState::Ended);
     let (code, text) = as_nobody(&["lease", "request", "--mig", "1g.10gb", "--for", "1h"]);
     assert_eq!(code, 0, "{text}");
 }

@@ -3,7 +3,7 @@
 use gpush_api::{Gpu, MpsState};
 use gpush_tests::{
     mps::reaches,
-    slurm::{ALICE, BOB, Ended, Site},
+    slurm::{ALICE, BOB, Ended, Setup, Site},
 };
 
 use super::{HOST, MPS, TIMESLICE, WHOLE, completed, wait_for_output};
@@ -59,7 +59,7 @@ fn comment_requests_a_share_of_an_mps_gpu() {
 
 #[test]
 fn gres_mps_gives_its_percentage_and_a_second_user_is_refused() {
-    let gres = |setup: gpush_tests::slurm::Setup| {
+    let gres = |setup: Setup| {
         let conf = format!("Name=gpu File={}/nvidia[0-3]\nName=mps Count=400\n", setup.devices().display());
         setup.gres("gpu,mps", "gpu:4,mps:400", &conf)
     };
@@ -86,7 +86,7 @@ fn gres_mps_gives_its_percentage_and_a_second_user_is_refused() {
 /// In Prolog a shard looks like a whole GPU, so it needs a request.
 #[test]
 fn shard_needs_a_request() {
-    let gres = |setup: gpush_tests::slurm::Setup| {
+    let gres = |setup: Setup| {
         let conf = format!("Name=gpu File={}/nvidia[0-3]\nName=shard Count=8\n", setup.devices().display());
         setup.gres("gpu,shard", "gpu:4,shard:8", &conf)
     };

@@ -1,8 +1,10 @@
-//! Tests on a real Slurm with simulated GPUs. `gpush_tests::slurm` describes the cluster.
+//! Tests on a real Slurm with simulated GPUs. `gpush_tests::slurm` describes the cluster. Module `hooks` needs no Slurm:
+//! it calls the hooks with the environment that Slurm sets.
 
 mod channels;
 mod failures;
 mod fuzz;
+mod hooks;
 mod life;
 mod load;
 mod mapping;

@@ -16,7 +16,8 @@ use super::{HOST, MPS};
 
 /// Builds the plugin; reports and returns `None` when the headers or the compiler are missing.
 fn plugin(directory: &Path) -> Option<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("packaging/slurm/spank_gpush.c");
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("packaging/slurm/spank_gpush.c");
     let built = directory.join("spank_gpush.so");
     if !Path::new("/usr/include/slurm/spank.h").is_file() {
         println!("SKIPPED SPANK plugin: Slurm's headers are not installed (Debian's package libslurm-dev)");
@@ -50,7 +51,8 @@ fn option_is_checked_at_submit_time_and_is_stronger_than_the_comment() {
     let ended = site.cluster.run_job(ALICE, &arguments, "env");
     assert_eq!(ended.state, "COMPLETED", "{}", ended.output);
     assert_eq!(ended.variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), Some("25"), "{}", ended.output);
-    for (spec, says) in [("mps=250", "250"), ("colour=red", "colour"), ("", "needs a request"), ("mps=25\n", "control")] {
+    for (spec, says) in [("mps=250", "250"), ("colour=red", "colour"), ("", "needs a request"), ("mps=25\n", "control")]
+    {
         let error = site.cluster.try_sbatch(ALICE, &["--gres=gpu:1", &format!("--gpush={spec}")], "env").unwrap_err();
         assert!(error.contains("gpush: ") && error.contains(says), "{spec:?}: {error}");
     }

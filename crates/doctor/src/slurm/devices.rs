@@ -19,7 +19,8 @@ pub(super) fn examine(host: &Host, files: &Files) -> Vec<Finding> {
     let counts = counts(&gres);
     if counts.contains_key("mps") && counts.contains_key("shard") {
         let message = format!("node {node} has gres/mps and gres/shard: Slurm computes wrong percentages");
-        let hint = format!("remove one of them from Gres= of the node in {}, then restart slurmctld and slurmd", files.path);
+        let hint =
+            format!("remove one of them from Gres= of the node in {}, then restart slurmctld and slurmd", files.path);
         findings.push(Finding::problem(Area::Slurm, message, hint).cause(format!("Gres={gres}")));
     }
     let path = files.beside("gres.conf");
@@ -64,7 +65,8 @@ fn order(host: &Host, path: &str, gpus: &[GresDevice]) -> Option<Finding> {
         .iter()
         .filter_map(|address| {
             let text = host.read(format!("proc/driver/nvidia/gpus/{address}/information"))?;
-            let line = text.lines().find_map(|line| line.strip_prefix("Device Minor:").map(str::trim).map(str::to_owned))?;
+            let line =
+                text.lines().find_map(|line| line.strip_prefix("Device Minor:").map(str::trim).map(str::to_owned))?;
             line.parse().ok()
         })
         .filter(|minor| here.contains(minor))
@@ -73,8 +75,10 @@ fn order(host: &Host, path: &str, gpus: &[GresDevice]) -> Option<Finding> {
         return None;
     }
     let list = |minors: &[u32]| minors.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    let message = format!("{path} lists GPUs in another order than CUDA: Slurm's CUDA_VISIBLE_DEVICES means other GPUs");
-    let cause = format!("gres.conf has the minor numbers {}, by PCI address they are {}", list(&here), list(&by_address));
+    let message =
+        format!("{path} lists GPUs in another order than CUDA: Slurm's CUDA_VISIBLE_DEVICES means other GPUs");
+    let cause =
+        format!("gres.conf has the minor numbers {}, by PCI address they are {}", list(&here), list(&by_address));
     let hint = "jobs with a lease get UUIDs; for other jobs, write the lines as `gpushctl slurm gres-conf` prints them";
     Some(Finding::warning(Area::Slurm, message, hint).cause(cause))
 }

@@ -21,7 +21,8 @@ pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bo
     if !["Alloc", "Contain", "X11", "DeferBatch"].iter().any(|flag| files.has("PrologFlags", flag)) {
         warn(
             "Prolog does not run when a job is allocated",
-            "PrologFlags has neither Alloc nor Contain: an allocation without a step runs Epilog, and never Prolog".into(),
+            "PrologFlags has neither Alloc nor Contain: an allocation without a step runs Epilog, and never Prolog"
+                .into(),
             format!("set PrologFlags=Alloc in {path}, then restart slurmctld and slurmd"),
         );
     }
@@ -75,14 +76,19 @@ pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bo
 fn constrains_devices(host: &Host, files: &Files) -> bool {
     let text = host.read(files.beside("cgroup.conf")).unwrap_or_default();
     let pairs: Vec<KeyValue> = lines(&text).iter().filter_map(|line| line.pairs().ok()).flatten().collect();
-    pairs.iter().rev().find(|pair| pair.is("ConstrainDevices")).is_some_and(|pair| pair.value.eq_ignore_ascii_case("yes"))
+    pairs
+        .iter()
+        .rev()
+        .find(|pair| pair.is("ConstrainDevices"))
+        .is_some_and(|pair| pair.value.eq_ignore_ascii_case("yes"))
 }
 
 /// A hook gives up before Slurm ends it: a hook that Slurm ends drains the node, whatever the policy.
 fn timeout(files: &Files, config: &Config) -> Option<Finding> {
     let deadline = config.slurm.deadline_s;
     let path = files.path;
-    let set = files.get("PrologEpilogTimeout").and_then(|value| value.parse::<u32>().ok()).filter(|value| *value < 65534);
+    let set =
+        files.get("PrologEpilogTimeout").and_then(|value| value.parse::<u32>().ok()).filter(|value| *value < 65534);
     let needed = deadline.saturating_add(MARGIN_S);
     match set {
         None => {
@@ -92,7 +98,8 @@ fn timeout(files: &Files, config: &Config) -> Option<Finding> {
         }
         Some(limit) if limit < needed => {
             let message = "Slurm ends Prolog and Epilog before gpush gives up: then it drains the node";
-            let cause = format!("PrologEpilogTimeout is {limit} s, and slurm.deadline_s of gpush's config is {deadline} s");
+            let cause =
+                format!("PrologEpilogTimeout is {limit} s, and slurm.deadline_s of gpush's config is {deadline} s");
             let hint = format!("set PrologEpilogTimeout={needed} or more in {path}, then run `scontrol reconfigure`");
             Some(Finding::problem(Area::Slurm, message, hint).cause(cause))
         }

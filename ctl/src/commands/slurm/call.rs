@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gpush_api::{ApiError, Code, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
 use gpush_client::{Client, Kind};
 use gpush_core::slurm::Job;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 use super::directory::Directory;
 use crate::args::Global;
@@ -50,17 +50,16 @@ impl Calls {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// When gpushd must have answered.
-    fn answered_by(&self) -> Timestamp {
+    /// When gpushd must have answered, in milliseconds since the Unix epoch.
+    fn answered_by(&self) -> i64 {
         let left = self.left().saturating_sub(MARGIN.min(self.left() / 4));
-        let span = SignedDuration::try_from(left).unwrap_or(SignedDuration::ZERO);
-        Timestamp::now().checked_add(span).unwrap_or(Timestamp::MAX)
+        Timestamp::now().as_millisecond().saturating_add(i64::try_from(left.as_millis()).unwrap_or(i64::MAX))
     }
 
     /// Begins a job.
     pub(super) async fn start(&mut self, job: SlurmJobStart) -> Result<SlurmJobStarted, Unanswered> {
-        self.repeat(async |client, until| {
-            let job = SlurmJobStart { until, ..job.clone() };
+        self.repeat(async |client, until_ms| {
+            let job = SlurmJobStart { until_ms, ..job.clone() };
             client.slurm_start(&job).await
         })
         .await
@@ -68,8 +67,8 @@ impl Calls {
 
     /// Ends a job.
     pub(super) async fn end(&mut self, job: &SlurmJobEnd) -> Result<SlurmJobEnded, Unanswered> {
-        self.repeat(async |client, until| {
-            let job = SlurmJobEnd { until, ..job.clone() };
+        self.repeat(async |client, until_ms| {
+            let job = SlurmJobEnd { until_ms, ..job.clone() };
             client.slurm_end(&job).await
         })
         .await
@@ -79,7 +78,7 @@ impl Calls {
     pub(super) async fn deliver_ends(&mut self, directory: &Directory) {
         for end in directory.untold_ends().into_iter().take(MOST_UNTOLD) {
             // What is left of those jobs is not this hook's subject.
-            let now = SlurmJobEnd { until: Timestamp::now(), ..end.clone() };
+            let now = SlurmJobEnd { until_ms: Timestamp::now().as_millisecond(), ..end.clone() };
             self.client.set_deadline(self.left().min(Duration::from_secs(2)));
             match self.client.slurm_end(&now).await {
                 Ok(_) => directory.end_told(&end),
@@ -90,7 +89,7 @@ impl Calls {
 
     async fn repeat<T>(
         &mut self,
-        call: impl AsyncFn(&mut Client, Timestamp) -> Result<T, gpush_client::Error>,
+        call: impl AsyncFn(&mut Client, i64) -> Result<T, gpush_client::Error>,
     ) -> Result<T, Unanswered> {
         let give_up = self.until.min(Instant::now() + RESTART);
         loop {
@@ -131,6 +130,6 @@ pub(super) fn end_of(job: &Job) -> SlurmJobEnd {
         job: job.id,
         node: job.node.clone(),
         restart: job.restart,
-        until: Timestamp::now(),
+        until_ms: Timestamp::now().as_millisecond(),
     }
 }

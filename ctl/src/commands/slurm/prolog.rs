@@ -90,7 +90,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         leader: job.leader,
         request,
         devices: allocated.to_vec(),
-        until: Timestamp::now(),
+        until_ms: Timestamp::now().as_millisecond(),
     };
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {

@@ -74,8 +74,8 @@ fn of_job(lease: Lease) -> Option<OfJob> {
     let LeaseBinding::Job { cluster, job, node, restart, .. } = &lease.binding else { return None };
     let (cluster, job, node, restart) = (cluster.clone(), *job, node.clone(), *restart);
     // Slurm says that the job has ended: what is left of it is ended as after Epilog.
-    let until = Timestamp::now();
-    Some(OfJob { lease, end: SlurmJobEnd { cluster, job, node, restart, until } })
+    let until_ms = Timestamp::now().as_millisecond();
+    Some(OfJob { lease, end: SlurmJobEnd { cluster, job, node, restart, until_ms } })
 }
 
 /// Keeps the leases of one cluster. squeue knows the jobs of one.
