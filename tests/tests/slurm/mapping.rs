@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use gpush_core::slurm::HostList;
 use gpush_tests::slurm::{ALICE, Setup, Site};
 
 use super::WHOLE;
@@ -116,7 +117,9 @@ fn printed_lines_are_read_by_slurmd_in_the_same_order() {
     let output = cluster.command("slurmd").args(["-N", "n1", "-G"]).output().expect("slurmd can be started");
     // slurmd prints to standard error.
     let output = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    let files: Vec<&str> = output.lines().filter_map(|line| line.split("File=").nth(1)?.split(' ').next()).collect();
+    let lists = output.lines().filter_map(|line| line.split("File=").nth(1)?.split(' ').next());
+    let files: Vec<String> =
+        lists.flat_map(|list| HostList::parse(list).and_then(|list| list.expand()).expect("a list")).collect();
     let expected: Vec<String> = MINORS.iter().map(|minor| format!("{devices}/nvidia{minor}")).collect();
     assert_eq!(files, expected, "{output}\n{text}");
 }
