@@ -173,7 +173,10 @@ mod tests {
     use crate::caller::Viewer;
 
     fn caller(uid: u32) -> Caller {
-        Caller { peer: Peer { uid, pid: None, start: None, groups: Vec::new(), is_on_this_host: true }, viewer: Viewer::User(uid) }
+        Caller {
+            peer: Peer { uid, pid: None, start: None, groups: Vec::new(), is_on_this_host: true },
+            viewer: Viewer::User(uid),
+        }
     }
 
     fn one_permit() -> ResponseLimiter {

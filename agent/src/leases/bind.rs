@@ -131,7 +131,8 @@ pub(super) async fn resolve(
     if let (LeaseBinding::Process { pid: Some(pid), .. }, Wish::NewScope) = (&named, wish)
         && caller.peer.pid != Some(*pid)
     {
-        let message = format!("process {pid} cannot be moved into a scope: it is not the process that sent the request");
+        let message =
+            format!("process {pid} cannot be moved into a scope: it is not the process that sent the request");
         return Err(ApiError::new(Code::BadRequest, message).hint("send the request from that process"));
     }
     if holder != caller.peer.uid {

@@ -1,6 +1,10 @@
 //! Builds the handles of gpushd, and passes each module those that it uses.
 
-use std::{collections::BTreeMap, path::{Path, PathBuf}, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::Context;
 use gpush_api::ApiError;

@@ -343,7 +343,13 @@ mod tests {
     fn admin_reserve_is_for_admin_groups_of_this_host_only() {
         let accounts = Accounts::with_admin_groups(vec![27]);
         let limits = Limits { caps: Caps::public(1024), accounts, own: 990 };
-        let peer = |group: u32, is_on_this_host| Peer { uid: 1000, pid: Some(1), start: None, groups: vec![group], is_on_this_host };
+        let peer = |group: u32, is_on_this_host| Peer {
+            uid: 1000,
+            pid: Some(1),
+            start: None,
+            groups: vec![group],
+            is_on_this_host,
+        };
         assert!(limits.has_admin_reserve(&peer(27, true)));
         assert!(!limits.has_admin_reserve(&peer(27, false)), "in a container any group can be taken");
         assert!(!limits.has_admin_reserve(&peer(100, true)));

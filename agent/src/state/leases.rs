@@ -57,9 +57,9 @@ impl OpenLease {
     /// The cgroup that it is bound to.
     pub(crate) fn cgroup(&self) -> Option<&str> {
         match &self.record.binding {
-            LeaseBinding::Scope { cgroup, .. }
-            | LeaseBinding::Cgroup { cgroup }
-            | LeaseBinding::Job { cgroup, .. } => cgroup.as_deref(),
+            LeaseBinding::Scope { cgroup, .. } | LeaseBinding::Cgroup { cgroup } | LeaseBinding::Job { cgroup, .. } => {
+                cgroup.as_deref()
+            }
             LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => None,
         }
     }

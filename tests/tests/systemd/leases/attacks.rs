@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use super::{ALICE, BOB, active, cgroup, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text};
+use super::{
+    ALICE, BOB, active, cgroup, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text,
+};
 
 /// Leases at a time in the test of many scopes.
 const MANY: usize = 32;
@@ -44,13 +46,17 @@ if ($ARGV[0] eq "other") {
 fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
     let Some(machine) = machine("forged cgroups") else { return };
     let root = machine.sh("[ -d /sys/fs/cgroup/unified ] && echo /sys/fs/cgroup/unified || echo /sys/fs/cgroup");
-    for forged in ["gpulease.slice/gpulease-0.slice/gpulease-0a1b2c3d-1.scope", "slurmstepd.scope/job_1", "docker-0.scope"] {
+    for forged in
+        ["gpulease.slice/gpulease-0.slice/gpulease-0a1b2c3d-1.scope", "slurmstepd.scope/job_1", "docker-0.scope"]
+    {
         // The user creates the cgroup where systemd delegated one, and enters it.
         let script = format!(
             "#!/bin/sh\nset -e\nown={root}$(sed -n s/^0:://p /proc/self/cgroup)\nmkdir -p $own/{forged}\necho $$ > $own/{forged}/cgroup.procs\nexec gpushctl run --timeslice -- sleep 1000\n"
         );
         machine.write("/srv/forge", script);
-        machine.sh(&format!("chmod 755 /srv/forge; systemd-run --quiet --unit=forger --property=Delegate=yes --uid={ALICE} /srv/forge"));
+        machine.sh(&format!(
+            "chmod 755 /srv/forge; systemd-run --quiet --unit=forger --property=Delegate=yes --uid={ALICE} /srv/forge"
+        ));
         let all = active(&machine, 1);
         assert_eq!(text(&all[0]["binding"], "cgroup"), "/system.slice/forger.service", "{forged}");
         machine.sh("systemctl stop forger.service");
@@ -95,13 +101,17 @@ fn process_outside_of_the_scope_is_unattributed_or_unleased() {
         on_gpu_0(&machine, pid);
     }
     let one = |pid: &str| {
-        let all: serde_json::Value = serde_json::from_str(&machine.sh("gpushctl process list --json")).expect("processes");
+        let all: serde_json::Value =
+            serde_json::from_str(&machine.sh("gpushctl process list --json")).expect("processes");
         let all = all["gpu_processes"].as_array().expect("processes").clone();
         all.into_iter().find(|one| one["pid"].to_string() == pid).unwrap_or_default()
     };
     machine.await_that("all are listed", |_| !one(&other).is_null() && !one(&same).is_null());
     let (inside, same, other) = (one(&inside), one(&same), one(&other));
-    assert_eq!((&inside["lease_id"], &inside["unattributed"], &inside["stray"]), (&"L1".into(), &().into(), &().into()));
+    assert_eq!(
+        (&inside["lease_id"], &inside["unattributed"], &inside["stray"]),
+        (&"L1".into(), &().into(), &().into())
+    );
     assert_eq!((&same["lease_id"], &same["unattributed"], &same["stray"]), (&"L1".into(), &true.into(), &().into()));
     assert_eq!((&other["lease_id"], &other["stray"]), (&().into(), &"its user holds no lease".into()));
     // The lease waits for both of its user's processes, and the unattributed one is never ended.
@@ -123,7 +133,8 @@ fn many_scopes_are_created_and_all_end() {
         let line = format!("for i in $(seq {MANY}); do gpushctl run --timeslice -- sleep 1000 & done; wait");
         start_in_session(&machine, ALICE, &format!("m{made}"), &line);
         active(&machine, MANY);
-        assert_eq!(scopes(&machine).len(), MANY);
+        // A lease is active a moment before its scope exists.
+        machine.await_that("all scopes exist", |machine| scopes(machine).len() == MANY);
         let first = machine.sh("pgrep -xf 'sleep 1000' | head -n1");
         assert!(!cgroup(&machine, &first).is_empty());
         machine.sh("pkill -KILL -xf 'sleep 1000'");

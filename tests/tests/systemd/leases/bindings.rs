@@ -53,7 +53,10 @@ fn service_container_job_and_mixed_unit_are_told_apart() {
     // A service of one user: its own cgroup. Type=exec returns when gpushctl was executed.
     machine.sh(&format!("systemd-run --quiet --unit=own --uid={ALICE} {run}"));
     let all = active(&machine, 1);
-    assert_eq!((text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")), ("cgroup", "/system.slice/own.service"));
+    assert_eq!(
+        (text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")),
+        ("cgroup", "/system.slice/own.service")
+    );
     machine.sh("systemctl stop own.service");
     none_left(&machine);
     // A service in which root has a process too, like cron: a new scope.
@@ -73,9 +76,11 @@ fn service_container_job_and_mixed_unit_are_told_apart() {
     let id = "0123456789abcdef".repeat(4);
     for path in [format!("/system.slice/docker-{id}.scope"), "/system.slice/slurmstepd.scope/job_42".to_owned()] {
         let root = "$([ -d /sys/fs/cgroup/unified ] && echo /sys/fs/cgroup/unified || echo /sys/fs/cgroup)";
-        let inside = format!("mkdir -p {root}{path}/step; echo $$ > {root}{path}/step/cgroup.procs; exec setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}");
+        let inside = format!(
+            "mkdir -p {root}{path}/step; echo $$ > {root}{path}/step/cgroup.procs; exec setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}"
+        );
         machine.write("/srv/inside", format!("#!/bin/sh\n{inside}\n"));
-        machine.sh("chmod 755 /srv/inside; systemd-run --quiet --unit=inside /srv/inside");
+        machine.sh("chmod 755 /srv/inside; systemd-run --quiet --collect --unit=inside /srv/inside");
         let all = active(&machine, 1);
         assert_eq!((text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")), ("cgroup", path.as_str()));
         let pid = machine.sh("pgrep -xf 'sleep 1000'");

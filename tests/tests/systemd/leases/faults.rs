@@ -39,12 +39,21 @@ fn scope_without_a_bus_is_refused_and_release_works() {
     start_in_session(&machine, ALICE, "1", RUN);
     active(&machine, 1);
     // The session exists before the bus is stopped.
-    start_in_session(&machine, ALICE, "2", "until [ -e /srv/go ]; do sleep 0.05; done; gpushctl run --timeslice -- true; echo ended $?");
-    machine.await_that("the session runs", |machine| machine.run("systemctl is-active session-2.scope").status.success());
+    start_in_session(
+        &machine,
+        ALICE,
+        "2",
+        "until [ -e /srv/go ]; do sleep 0.05; done; gpushctl run --timeslice -- true; echo ended $?",
+    );
+    machine
+        .await_that("the session runs", |machine| machine.run("systemctl is-active session-2.scope").status.success());
     machine.sh("systemctl stop dbus.socket dbus.service; touch /srv/go");
     machine.await_that("the request was answered", |machine| machine.run("grep -q ended /srv/2").status.success());
     let said = machine.sh("cat /srv/2");
-    assert!(said.contains("cannot create a scope") && said.contains("system bus") && said.contains("ended 125"), "{said}");
+    assert!(
+        said.contains("cannot create a scope") && said.contains("system bus") && said.contains("ended 125"),
+        "{said}"
+    );
     assert_eq!(leases(&machine).len(), 1, "nothing was granted");
     machine.sh("gpushctl lease release L1; pkill -KILL -xf 'sleep 1000'");
     none_left(&machine);
@@ -62,7 +71,9 @@ fn scopes_of_a_deleted_database_are_shown_and_never_ended() {
     let unit = text(&active(&machine, 1)[0]["binding"], "unit").to_owned();
     let pid = machine.sh("pgrep -xf 'sleep 1000' | head -n1");
     on_gpu_0(&machine, &pid);
-    machine.sh("systemctl stop gpushd.service; rm -rf /var/lib/gpush/* /run/gpush/store-*; systemctl start gpushd.service");
+    machine.sh(
+        "systemctl stop gpushd.service; rm -rf /var/lib/gpush/* /run/gpush/store-*; systemctl start gpushd.service",
+    );
     machine.await_that("the scope is reported", |machine| machine.sh("gpushctl status --json || true").contains(&unit));
     let said = machine.sh("gpushctl status --json || true");
     assert!(said.contains("a lease that gpushd does not know"), "{said}");

@@ -55,7 +55,10 @@ fn containers_are_found_by_the_names_of_their_runtimes() {
         ),
         (format!("5:memory:/kubepods/burstable/{pod}/{ID}\n"), format!("/kubepods/burstable/{pod}/{ID}")),
         ("0::/lxc.payload.web/init.scope\n".to_owned(), "/lxc.payload.web".to_owned()),
-        ("0::/machine.slice/machine-ci.scope/payload/init.scope\n".to_owned(), "/machine.slice/machine-ci.scope".to_owned()),
+        (
+            "0::/machine.slice/machine-ci.scope/payload/init.scope\n".to_owned(),
+            "/machine.slice/machine-ci.scope".to_owned(),
+        ),
     ] {
         assert_eq!(place(&text), container(&cgroup), "{text}");
     }
