@@ -80,7 +80,7 @@ fn service_container_job_and_mixed_unit_are_told_apart() {
             "mkdir -p {root}{path}/step; echo $$ > {root}{path}/step/cgroup.procs; exec setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}"
         );
         machine.write("/srv/inside", format!("#!/bin/sh\n{inside}\n"));
-        machine.sh("chmod 755 /srv/inside; systemd-run --quiet --unit=inside /srv/inside");
+        machine.sh("chmod 755 /srv/inside; systemd-run --quiet --collect --unit=inside /srv/inside");
         let all = active(&machine, 1);
         assert_eq!((text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")), ("cgroup", path.as_str()));
         let pid = machine.sh("pgrep -xf 'sleep 1000'");
