@@ -305,10 +305,11 @@ async fn note(leases: &Leases, lease: &OpenLease, left: &Left, logged: &mut Logg
             Err(error) => logged.releasing_failed(id, &error),
         }
     }
-    if lease.waits_for != words {
+    let pids: Vec<u32> = left.pids().collect();
+    if lease.waits_for != words || lease.left != pids {
         leases.handles.state.change_leases(|table| {
             if let Some(lease) = table.open.get_mut(&id) {
-                lease.waits_for = words;
+                (lease.waits_for, lease.left) = (words, pids);
             }
         });
     }

@@ -6,6 +6,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::Path,
     time::Duration,
 };
 
@@ -13,6 +16,7 @@ use gpush_api::{
     ApiError, Code, LeaseMember, MemberShare, MemoryLimit, MpsSettings, MpsState, MpsUsers, Percentage, Priority,
 };
 use gpush_core::sharing;
+use gpush_host::proc::{self, Environment};
 use gpush_mps::daemon::Request as Do;
 
 use super::{Entry, Mps, targets::Outlook, view};
@@ -20,6 +24,9 @@ use crate::{
     caller::Viewer,
     state::{LeaseTable, OpenLease},
 };
+
+/// Names the pipe directory in a client's environment.
+const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
 /// Finds the UUID of the target that a text names.
 ///
@@ -174,6 +181,15 @@ pub(crate) async fn clients_now(mps: &Mps, target: &str) -> Option<Vec<u32>> {
 /// Returns the lease that a process names in its environment. Reads files that may be large.
 pub(crate) fn named(mps: &Mps, pid: u32) -> Option<String> {
     (mps.handles.named_lease)(pid)
+}
+
+/// Whether a process is a client of another gpushd: its environment names a pipe directory elsewhere. The lease that it
+/// names is then another gpushd's, too: numbers of leases are unique for one gpushd only.
+pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> bool {
+    match proc::environment(pid, PIPE_DIRECTORY) {
+        Environment::Set(path) => !Path::new(OsStr::from_bytes(&path)).starts_with(&mps.base),
+        Environment::Unset | Environment::Unknown => false,
+    }
 }
 
 /// The percentage that a lease has on a target, in tenths.
