@@ -100,8 +100,8 @@ pub(crate) async fn request(
     key: Option<Key>,
 ) -> Result<Outcome, ApiError> {
     // One key gets one lease.
-    let lock = match &key {
-        Some(key) => Some(leases.handles.idempotency.lock(key).await),
+    let mut lock = match &key {
+        Some(key) => Some(leases.handles.idempotency.lock(key).await?),
         None => None,
     };
     if let Some(key) = &key
