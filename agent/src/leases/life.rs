@@ -30,7 +30,7 @@ use tokio::sync::Notify;
 use super::{
     Leases, dynamic,
     processes::{self, Left},
-    queue,
+    queue, restored,
 };
 use crate::{mps, state::OpenLease};
 
@@ -63,7 +63,7 @@ pub(super) fn grace(leases: &Leases) -> Duration {
 /// Runs leases until gpushd stops: takes over those of an earlier gpushd, ends expired ones, and serves the queue.
 pub(crate) async fn run(leases: Leases) {
     take_over(&leases).await;
-    tokio::join!(expire(leases.clone()), lost(leases.clone()), queue::run(leases));
+    tokio::join!(expire(leases.clone()), lost(leases.clone()), restored::expire(leases.clone()), queue::run(leases));
 }
 
 /// Takes over the leases of an earlier gpushd.
@@ -71,11 +71,8 @@ async fn take_over(leases: &Leases) {
     let open: Vec<OpenLease> = leases.handles.state.leases().open.values().cloned().collect();
     for lease in open {
         match lease.state.name() {
-            // Its client waits no longer.
-            LeaseState::Queued => {
-                let (leases, id) = (leases.clone(), lease.id());
-                tokio::spawn(async move { record_end(&leases, id, EndReason::Cancelled).await });
-            }
+            // It has its place already: see `restored`.
+            LeaseState::Queued => {}
             LeaseState::Active | LeaseState::Releasing => {
                 if let Some(at) = lease.record.revocation.as_ref().and_then(|revocation| revocation.processes_end_at) {
                     let notice = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
@@ -259,6 +256,9 @@ async fn one_ends(pids: Vec<u32>) {
     }
     if watched.join_next().await.is_none() {
         std::future::pending::<()>().await;
+    }
+}
+
 /// Failures to record a change of a lease that are in the log already: each is logged once, not at each attempt.
 #[derive(Debug, Default)]
 struct Logged {
@@ -277,9 +277,6 @@ impl Logged {
         if !std::mem::replace(&mut self.releasing, true) {
             tracing::error!("cannot record that lease {id} is releasing, trying again until it succeeds: {error}");
         }
-    }
-}
-
     }
 }
 
@@ -372,9 +369,9 @@ pub(super) async fn record_end(leases: &Leases, id: LeaseId, reason: EndReason) 
     let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
     if lease.state.name() != LeaseState::Queued {
         begin_end(leases, id, event).await;
-    let mut logged = Logged::default();
         return;
     }
+    let mut logged = Logged::default();
     while let Err(error) = write_end(leases, &lease, reason).await {
         logged.end_failed(id, &error);
         tokio::select! {
@@ -409,9 +406,9 @@ async fn expire(leases: Leases) {
 }
 
 /// Ends the leases of GPUs and MIG devices that are gone, until gpushd stops.
-    let mut is_logged = false;
 async fn lost(leases: Leases) {
     let mut snapshots = leases.handles.state.watch();
+    let mut is_logged = false;
     loop {
         let host = Arc::clone(&snapshots.borrow_and_update());
         let gone: BTreeSet<LeaseId> = host
@@ -461,9 +458,9 @@ async fn forget_gone(leases: &Leases, host: &crate::state::HostState) -> Result<
         }
         let (uuid, recorded) = (gpu.clone(), left.clone());
         leases.handles.store.write_ending(move |tx| tx.set_created_instances(&uuid, recorded.clone())).await?;
-    Ok(())
         leases.handles.state.change_leases(|table| drop(table.created.insert(gpu.clone(), left)));
     }
+    Ok(())
 }
 
 /// Whether a GPU is lost, or was read without the MIG device that is leased.

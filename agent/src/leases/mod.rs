@@ -22,6 +22,7 @@
 //! | `dynamic` | grants that create MIG devices |
 //! | `explain` | why a request has no assignment |
 //! | `queue` | requests that wait |
+//! | `restored` | requests that waited when an earlier gpushd ended |
 //! | `change` | release, renewal, revocation |
 //! | `life` | the end of a lease: bindings, expiry, processes that are left |
 //! | `processes` | which processes of a lease are left |
@@ -36,6 +37,7 @@ mod offers;
 mod processes;
 mod queue;
 mod request;
+mod restored;
 mod show;
 
 use std::{
@@ -63,6 +65,7 @@ pub(crate) use self::{
     change::{release, renew, revoke},
     grant::{Outcome, request},
     life::run,
+    restored::take_places,
     show::{all, environment, one},
 };
 
@@ -105,6 +108,10 @@ pub(crate) struct Inner {
     waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
     /// Requests that are being recorded as queued, by the uid of their holder.
     entering: Mutex<BTreeMap<u32, usize>>,
+    /// Requests of an earlier gpushd whose clients have not come back.
+    restored: Mutex<restored::Restored>,
+    /// Locked while such requests are resolved.
+    resolving: tokio::sync::Mutex<()>,
     /// Leases with a task that watches for their end.
     watched: Mutex<BTreeMap<LeaseId, Arc<Notify>>>,
     /// Wakes the queue: capacity became free, or a request came.
@@ -129,6 +136,8 @@ impl Leases {
             placing: Mutex::default(),
             waiting: Mutex::default(),
             entering: Mutex::default(),
+            restored: Mutex::default(),
+            resolving: tokio::sync::Mutex::default(),
             watched: Mutex::default(),
             queue_changed: Notify::new(),
             ends_changed: Notify::new(),
@@ -150,6 +159,10 @@ impl Leases {
 
     fn entering(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
         self.entering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn restored(&self) -> MutexGuard<'_, restored::Restored> {
+        self.restored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn watched(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<Notify>>> {

@@ -254,8 +254,13 @@ async fn serve(
     handles.maintenance.resume();
     // Running daemons are known before requests are served.
     mps::find(&mps);
-    let enqueue = |ongoing: &Arc<Ongoing>, order, since| engine.queue.enter_again(&engine.lanes, ongoing, order, since);
+    // Leases and operations that wait have one order of arrival.
+    let enqueue = |ongoing: &Arc<Ongoing>, order, since| {
+        leases::take_places(&leases, Some(since));
+        engine.queue.enter_again(&engine.lanes, ongoing, order, since);
+    };
     let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
+    leases::take_places(&leases, None);
     startup.startup.leave(changed.into_iter());
     let queue = tokio::spawn(apply::queue::run(Arc::clone(&engine)));
     // Subscribed before there is a worker whose events could be missed.

@@ -17,7 +17,7 @@ use crate::{
     error::{Error, Kind},
     events::{EventQuery, EventStream, Told},
     socket::Socket,
-    wire::{Answer, Question, Wire},
+    wire::{AWAY, AWAY_FROM_QUEUE, Answer, Question, Wire},
 };
 
 /// Default time limit of an answer. It is generous: a read never waits longer for the driver than the agent's
@@ -224,7 +224,7 @@ impl Client {
     pub async fn end_override(&mut self, gpu: &str) -> Result<OverrideEnded, Error> {
         let path = format!("/v1/overrides/{}", segment(gpu));
         // Without a key: a repeated request would return that there is no override.
-        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None };
+        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None, away: AWAY };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }
@@ -379,7 +379,8 @@ impl Client {
         deadline: Duration,
     ) -> Result<T, Error> {
         let body = Bytes::from(json(body)?);
-        let question = Question { method: "POST", path, body, key: Some(uuid::Uuid::new_v4().to_string()) };
+        let key = Some(uuid::Uuid::new_v4().to_string());
+        let question = Question { method: "POST", path, body, key, away: AWAY_FROM_QUEUE };
         let answer = self.wire.ask(&question, deadline).await?;
         self.decode(&question, &answer).await
     }
@@ -395,7 +396,7 @@ impl Client {
         body: &B,
         key: Option<String>,
     ) -> Result<T, Error> {
-        let question = Question { method: "POST", path, body: Bytes::from(json(body)?), key };
+        let question = Question { method: "POST", path, body: Bytes::from(json(body)?), key, away: AWAY };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }
