@@ -28,7 +28,7 @@ pub(crate) enum Act {
     Stop,
     /// End it and start it again.
     Restart,
-    /// End it once its clients have ended.
+    /// End it once its clients and the leases on its target have ended.
     Drain,
 }
 

@@ -81,7 +81,7 @@ pub enum State {
     },
     /// It ended too often.
     GivenUp,
-    /// No longer desired, but it has clients.
+    /// No longer desired, but it has clients, or users hold leases.
     Draining {
         /// Its pid.
         pid: i32,
@@ -153,6 +153,8 @@ pub enum Event {
     Ended,
     /// Its number of clients; `None` if unknown.
     Clients(Option<usize>),
+    /// Whether users hold leases on its target. Their programs may connect at any time.
+    Leased(bool),
     /// A timer fired.
     Tick,
 }
