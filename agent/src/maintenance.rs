@@ -23,7 +23,7 @@ use crate::{
     operation::Operations,
     outside::Outside,
     request::Request,
-    state::{Change, Commits, OpenLease, State, readings::Readings, words},
+    state::{Change, Commits, Holder, OpenLease, State, readings::Readings, words},
 };
 
 /// Time limit for the end of the worker: its calls have deadlines, and a worker that exceeds them is killed.
@@ -163,12 +163,14 @@ impl MaintenanceControl {
     }
 }
 
-fn in_use(index: Option<u32>, uuid: &str, holder: &str) -> ApiError {
+fn in_use(index: Option<u32>, uuid: &str, holder: &Holder) -> ApiError {
     let gpu = index.map_or_else(|| format!("GPU {uuid}"), |index| format!("GPU {index} ({uuid})"));
     let error = ApiError::new(Code::Conflict, format!("maintenance can't be entered while {holder} has {gpu}"));
-    let error = match holder.strip_prefix("operation ").filter(|id| id.starts_with("op-")) {
-        Some(id) => error.hint(format!("wait for it with `gpushctl operation wait {id}`, then enter again")),
-        None => error.hint("ask again in a moment"),
+    let error = match holder {
+        Holder::Operation(id) => {
+            error.hint(format!("wait for it with `gpushctl operation wait {id}`, then enter again"))
+        }
+        Holder::Planning => error.hint("ask again in a moment"),
     };
     error.retryable()
 }
@@ -178,7 +180,7 @@ fn leased(leases: Vec<String>) -> ApiError {
     let mut error =
         ApiError::new(Code::Blocked, format!("cannot enter maintenance: {} in use", words::leases_are(leases.len())));
     error.causes = leases;
-    error.hint("wait until they end, or revoke them with `gpushctl lease revoke LEASE --reason TEXT --end`").retryable()
+    error.hint("add `--wait` to wait for them, or revoke them with `gpushctl lease revoke LEASE --reason TEXT --end`").retryable()
 }
 
 fn told(action: &str, request: &Request) -> Told {

@@ -127,10 +127,10 @@ impl Lanes {
     ///
     /// # Errors
     /// UUID and operation, if an operation has a GPU.
-    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
+    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, Holder)> {
         let mut known = self.known();
         match known.claimed.first_key_value() {
-            Some((uuid, holder)) => Err((uuid.clone(), holder.to_string())),
+            Some((uuid, holder)) => Err((uuid.clone(), holder.clone())),
             None => {
                 known.closed = Some(why);
                 Ok(())

@@ -36,7 +36,7 @@ pub(crate) use self::{ending::EndEffects, naming::once as named_once, ongoing::O
 use crate::{
     idempotency::Key,
     lanes::{Claim, Lanes},
-    state::{Events, words},
+    state::{Events, Holder, words},
 };
 
 /// Kind of the operations that apply layouts at boot.
@@ -103,7 +103,7 @@ impl Operations {
     ///
     /// # Errors
     /// If a GPU is being changed: the GPU and the operation.
-    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
+    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, Holder)> {
         self.0.lanes.close(why)
     }
 
