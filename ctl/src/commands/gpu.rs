@@ -29,7 +29,9 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             }
             // Only for the picture: the JSON is the GPUs alone.
             let mps = if out.json { Vec::new() } else { super::mps::of(client, &gpus, out).await };
-            let text = |look: &_| gpus.iter().map(|gpu| show::gpu(gpu, &mps, look)).collect::<Vec<_>>().join("\n");
+            let leases = if out.json { Vec::new() } else { super::lease::of(client, &gpus, out).await };
+            let text =
+                |look: &_| gpus.iter().map(|gpu| show::gpu(gpu, &mps, &leases, look)).collect::<Vec<_>>().join("\n");
             out.show(&gpus, text)?;
         }
         Gpu::Cordon { which, why } => return drain::cordon(client, which, why, out).await,
@@ -37,7 +39,9 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             return drain::drain(client, which, why, *timeout, *quiet, out).await;
         }
         Gpu::Uncordon { which, why } => return drain::uncordon(client, which, why, out).await,
-        Gpu::Reset { which, why } => return reset::run(client, which, why, out).await,
+        Gpu::Reset { which, why, queueing } => {
+            return reset::run(client, which, why, queueing.limit(), out).await;
+        }
     }
     Ok(0)
 }

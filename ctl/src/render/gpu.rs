@@ -16,7 +16,7 @@ use super::{
     look::{BAD, NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
     mps::list as mps,
     overrides,
-    slices::{self, Use},
+    slices::{self, Leased, Use},
     status::gpu_numbers,
     timeslice, who,
 };
@@ -141,11 +141,11 @@ pub(crate) fn heading(gpu: &Gpu, others: &[u32], look: &Look) -> String {
 }
 
 /// Lines of a GPU, in the order of their slices.
-pub(crate) fn rows(gpu: &Gpu, look: &Look) -> Vec<Row> {
+pub(crate) fn rows(gpu: &Gpu, leased: &Leased<'_>, look: &Look) -> Vec<Row> {
     let mut rows = Vec::new();
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
     if mig.is_none() || !gpu.processes.is_empty() {
-        let usage = if gpu.processes.is_empty() { Use::Idle } else { Use::Busy };
+        let usage = Use::of_gpu(gpu, leased);
         rows.push(Row {
             mark: usage.mark(look),
             style: usage.style(),
@@ -158,13 +158,13 @@ pub(crate) fn rows(gpu: &Gpu, look: &Look) -> Vec<Row> {
         });
     }
     for instance in mig.map_or(&[][..], |mig| &mig.instances) {
-        rows.extend(instance_rows(instance, look));
+        rows.extend(instance_rows(instance, leased, look));
     }
     rows
 }
 
-fn instance_rows(instance: &GpuInstance, look: &Look) -> Vec<Row> {
-    let usage = Use::of(instance);
+fn instance_rows(instance: &GpuInstance, leased: &Leased<'_>, look: &Look) -> Vec<Row> {
+    let usage = Use::of(instance, leased);
     let mut row = Row {
         mark: usage.mark(look),
         style: usage.style(),
@@ -185,7 +185,11 @@ fn instance_rows(instance: &GpuInstance, look: &Look) -> Vec<Row> {
     }
     let mut rows = vec![row];
     for (at, compute) in instance.compute.iter().enumerate() {
-        let usage = if compute.processes.is_empty() { Use::Idle } else { Use::Busy };
+        let usage = match compute.processes.is_empty() {
+            false => Use::Busy,
+            true if leased.has_device(compute.uuid.as_ref()) => Use::Leased,
+            true => Use::Idle,
+        };
         let last = at + 1 == instance.compute.len();
         let branch = if last { look.pick("└ ", "`- ") } else { look.pick("├ ", "|- ") };
         rows.push(Row {
@@ -382,7 +386,7 @@ pub(crate) fn block(
     let mut out = vec![heading(gpu, &[], look)];
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
     if let Some(mig) = mig {
-        out.extend(slices::of(mig, INDENT, look));
+        out.extend(slices::of(mig, &Leased::by(users.leases), INDENT, look));
     }
     if lines || (mig.is_none() && !gpu.processes.is_empty()) {
         out.extend(rows.iter().flat_map(|r| row(r, columns, look)));

@@ -1,18 +1,20 @@
 //! Everything about a GPU: `gpu show`.
 
-use gpush_api::{Architecture, ComputeMode, Gpu, Mig, Mode, MpsDaemon, NvLink, Process};
+use gpush_api::{Architecture, ComputeMode, Gpu, Lease, Mig, Mode, MpsDaemon, NvLink, Process};
 
 use super::{
     Look, gpu,
     look::{QUIET, STRONG, count, gib, pad, paint, product},
     mps::list as mps,
-    profiles, sensors, slices,
+    profiles, sensors,
+    slices::{self, Leased},
     table::{Align, table},
     timeslice, who,
 };
 
-/// `gpushctl gpu show`; `daemons` are those of the host.
-pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
+/// `gpushctl gpu show`; `daemons` and `leases` are those of the host.
+pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], leases: &[Lease], look: &Look) -> String {
+    let leased = Leased::by(leases);
     let mut out = Vec::new();
     out.push(format!("{}  {}", paint(STRONG, &format!("GPU {}", one.index)), look.clean(product(&one.name))));
     let mut fact = |name: &str, value: String| {
@@ -71,11 +73,11 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
     if let Some(mig) = one.mig.as_ref().filter(|m| m.enabled) {
         text.push('\n');
         text += &section("MIG devices");
-        for line in slices::of(mig, gpu::INDENT, look) {
+        for line in slices::of(mig, &leased, gpu::INDENT, look) {
             text += &line;
             text.push('\n');
         }
-        text += &devices(one, look);
+        text += &devices(one, &leased, look);
     }
     let daemons = mps::of(one, daemons);
     if !daemons.is_empty() {
@@ -146,7 +148,7 @@ fn architecture(of: Architecture) -> &'static str {
 }
 
 /// One line per instance: placement, ids, the whole UUID, the number of processes.
-fn devices(gpu: &Gpu, look: &Look) -> String {
+fn devices(gpu: &Gpu, leased: &Leased<'_>, look: &Look) -> String {
     use Align::{Left, Right};
     let columns = [("INSTANCE", Left), ("GI", Right), ("CI", Right), ("GIB", Right), ("USE", Left), ("MIG UUID", Left)];
     let mut rows = Vec::new();
@@ -163,7 +165,11 @@ fn devices(gpu: &Gpu, look: &Look) -> String {
             let whole = compute.profile == instance.profile;
             let what = if whole { at.clone() } else { format!("{} in {at}", look.clean(&compute.profile)) };
             let n = compute.processes.len() + instance.processes.len();
-            let usage = if n == 0 { "idle".to_owned() } else { processes_in_words(n) };
+            let usage = match n {
+                0 if leased.has_device(compute.uuid.as_ref()) => "granted".to_owned(),
+                0 => "idle".to_owned(),
+                more => processes_in_words(more),
+            };
             let uuid = compute.uuid.as_ref().map_or_else(|| "-".to_owned(), |u| look.clean(u));
             push(what, compute.id.to_string(), usage, uuid);
         }

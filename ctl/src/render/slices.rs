@@ -7,8 +7,10 @@
 //! ```
 //! The numbers in the lower edge are placements, as they are written in a layout: `2g.20gb@4`.
 
+use std::collections::BTreeSet;
+
 use anstyle::Style;
-use gpush_api::{GpuInstance, Mig, Placement};
+use gpush_api::{Gpu, GpuInstance, Lease, Mig, Placement};
 
 use super::{
     Charset, Look,
@@ -62,11 +64,32 @@ fn short(profile: &str) -> String {
     format!("{slices}{attribute}")
 }
 
+/// The GPUs and MIG devices that leases occupy, by UUID.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Leased<'a>(BTreeSet<&'a str>);
+
+impl<'a> Leased<'a> {
+    pub(crate) fn by(leases: &'a [Lease]) -> Self {
+        let holding = leases.iter().filter(|lease| lease.state.holds_capacity());
+        Self(holding.flat_map(|lease| &lease.members).map(|member| member.target.as_str()).collect())
+    }
+
+    pub(crate) fn has(&self, uuid: &str) -> bool {
+        self.0.contains(uuid)
+    }
+
+    pub(crate) fn has_device(&self, uuid: Option<&String>) -> bool {
+        uuid.is_some_and(|uuid| self.has(uuid))
+    }
+}
+
 /// Whether programs run in the instance, and whether they could.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     /// It has processes.
     Busy,
+    /// It has none, and a lease occupies it.
+    Leased,
     /// It has none.
     Idle,
     /// It has no compute instance: no program can use it.
@@ -74,11 +97,22 @@ pub(crate) enum Use {
 }
 
 impl Use {
-    pub(crate) fn of(instance: &GpuInstance) -> Self {
+    /// The use of a whole GPU.
+    pub(crate) fn of_gpu(gpu: &Gpu, leased: &Leased<'_>) -> Self {
+        match (gpu.processes.is_empty(), leased.has(&gpu.uuid)) {
+            (false, _) => Self::Busy,
+            (true, true) => Self::Leased,
+            (true, false) => Self::Idle,
+        }
+    }
+
+    pub(crate) fn of(instance: &GpuInstance, leased: &Leased<'_>) -> Self {
         if !instance.processes.is_empty() || instance.compute.iter().any(|c| !c.processes.is_empty()) {
             Self::Busy
         } else if instance.compute.is_empty() {
             Self::Bare
+        } else if instance.compute.iter().any(|compute| leased.has_device(compute.uuid.as_ref())) {
+            Self::Leased
         } else {
             Self::Idle
         }
@@ -87,6 +121,7 @@ impl Use {
     pub(crate) fn mark(self, look: &Look) -> &'static str {
         match self {
             Self::Busy => look.pick("●", "*"),
+            Self::Leased => look.pick("◐", "+"),
             Self::Idle => look.pick("○", "o"),
             Self::Bare => "!",
         }
@@ -95,6 +130,7 @@ impl Use {
     pub(crate) fn style(self) -> Style {
         match self {
             Self::Busy => USED,
+            Self::Leased => QUIET,
             Self::Idle => IDLE,
             Self::Bare => NOTE,
         }
@@ -113,9 +149,9 @@ pub(crate) fn inside(instance: &GpuInstance) -> Option<String> {
 }
 
 /// The GPU as it is now.
-pub(crate) fn of(mig: &Mig, indent: usize, look: &Look) -> Vec<String> {
+pub(crate) fn of(mig: &Mig, leased: &Leased<'_>, indent: usize, look: &Look) -> Vec<String> {
     let cells = mig.instances.iter().map(|instance| {
-        let usage = Use::of(instance);
+        let usage = Use::of(instance, leased);
         Cell::of(&instance.profile, instance.placement, usage.mark(look), inside(instance).as_deref(), usage.style())
     });
     draw(cells.collect(), mig.memory_slices, indent, look)

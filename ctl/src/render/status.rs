@@ -7,7 +7,8 @@ use super::{
     Look, gpu,
     look::{BAD, NOTE, QUIET, STRONG, count, paint, width},
     mps::list as mps,
-    sensors, slices,
+    sensors,
+    slices::{self, Leased},
 };
 
 /// What `gpushctl status --json` prints: answers of the API in one document.
@@ -37,7 +38,8 @@ pub(crate) fn status_with_sensors(status: &Status, brief: bool, look: &Look) -> 
 fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Look) -> String {
     let mut out = header(status, look);
     let gpus: Vec<Gpu> = status.gpus.iter().map(|gpu| with_servers(gpu, &status.mps)).collect();
-    let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, look)).collect();
+    let leased = Leased::by(&status.leases);
+    let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, &leased, look)).collect();
     let columns = gpu::Columns::of(rows.iter().flatten());
     let blocks = status.gpus.iter().zip(&rows).map(|(gpu, rows)| {
         let users = gpu::Users { daemons: mps::of(gpu, &status.mps), leases: &status.leases };
@@ -105,7 +107,7 @@ pub(crate) fn header(status: &Status, look: &Look) -> Vec<String> {
     }
     let left = words.iter().map(|(_, text)| width(text)).sum::<usize>() + 2 * (words.len() - 1);
     let line = words.iter().map(|(style, text)| paint(*style, text)).collect::<Vec<_>>().join("  ");
-    let summary = summary(&status.gpus);
+    let summary = summary(&status.gpus, &Leased::by(&status.leases));
     let edge = slices::edge(gpu::INDENT, look);
     if left + 2 + width(&summary) <= edge {
         out.push(format!("{line}{}{summary}", " ".repeat(edge - left - width(&summary))));
@@ -139,18 +141,24 @@ pub(crate) fn header(status: &Status, look: &Look) -> Vec<String> {
     out
 }
 
-fn summary(gpus: &[Gpu]) -> String {
+fn summary(gpus: &[Gpu], leased: &Leased<'_>) -> String {
     let mut text = count(gpus.len(), "GPU");
     // Of one that is lost nobody knows what is left.
     let there = gpus.iter().filter(|gpu| gpu.state != GpuState::Lost);
     let instances = there.filter_map(|g| g.mig.as_ref().filter(|m| m.enabled)).flat_map(|m| &m.instances);
-    let (mut devices, mut used) = (0, 0);
+    let (mut devices, mut used, mut granted) = (0, 0, 0);
     for instance in instances {
         devices += instance.compute.len();
-        used += instance.compute.iter().filter(|c| !c.processes.is_empty() || !instance.processes.is_empty()).count();
+        let (busy, others): (Vec<_>, Vec<_>) =
+            instance.compute.iter().partition(|c| !c.processes.is_empty() || !instance.processes.is_empty());
+        used += busy.len();
+        granted += others.iter().filter(|compute| leased.has_device(compute.uuid.as_ref())).count();
     }
     if devices > 0 {
         text += &format!(", {}, {used} in use", count(devices, "MIG device"));
+    }
+    if granted > 0 {
+        text += &format!(", {granted} granted");
     }
     text
 }

@@ -111,7 +111,7 @@ fn into_a_pipe_nothing_is_cut() {
     let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
     let shown = [
         status::status(&fixtures::status(gpus.clone(), false), false, &pipe),
-        gpus.iter().map(|gpu| show::gpu(gpu, &[], &pipe)).collect(),
+        gpus.iter().map(|gpu| show::gpu(gpu, &[], &[], &pipe)).collect(),
         table::gpus(&gpus, &pipe).text().to_owned(),
     ];
     for (at, text) in shown.iter().enumerate() {
@@ -182,7 +182,7 @@ fn a_drawing_from_before_says_so() {
         let text = devices(&one);
         assert!(text.contains(says), "{text}");
         assert_eq!(text.contains("MIG devices"), state != GpuState::Lost, "{text}");
-        let shown = fixtures::plain(&show::gpu(&one, &[], &look));
+        let shown = fixtures::plain(&show::gpu(&one, &[], &[], &look));
         assert!(shown.contains("last read") && shown.contains("not known since"), "{shown}");
     }
 }
