@@ -120,7 +120,7 @@ fn idle_gpu_is_reset_and_one_in_use_is_not() {
         std::thread::yield_now();
     }
     let (code, text) = run_in(&host, &agent, &["gpu", "reset", "0"]);
-    assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu drain 0"), "{text}");
+    assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu reset 0 --wait"), "{text}");
 }
 
 /// The same in the environment of the simulated host, whose nvidia-smi knows its GPUs.
