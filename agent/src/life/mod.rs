@@ -276,7 +276,10 @@ async fn serve(
     let open = |listener, door| {
         let (knock, knocks) = mpsc::channel(1);
         let router = http::router(handles.clone());
-        (tokio::spawn(accept::serve(listener, door, accounts.clone(), router, closing.clone(), knocks)), knock)
+        let serving = accept::serve(listener, door, accounts.clone(), router, closing.clone(), knocks);
+        // A thread of its own accepts: work in other tasks must not let the socket's queue fill up.
+        let runtime = tokio::runtime::Handle::current();
+        (tokio::task::spawn_blocking(move || runtime.block_on(serving)), knock)
     };
     let (public, knock) = open(listener, Door::Public);
     let store = handles.store.clone();
