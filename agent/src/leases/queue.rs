@@ -1,4 +1,4 @@
-//! Requests that wait for capacity, in one order of arrival with operations.
+//! Requests that wait for capacity. They share one order of arrival with operations.
 //!
 //! ```text
 //! enter ─► recorded as queued ─► each pass: ─┬─ room ─────────────► reserved, committed ─► answered
@@ -8,8 +8,8 @@
 //! client disconnected ─► ended: cancelled
 //! ```
 //!
-//! The order is that of [`crate::lanes`]. Each pass decides about all entries with [`gpush_core::lease::queue`]. What an
-//! entry reserves is noted in the lanes, so that an operation that came later does not take it away.
+//! [`crate::lanes`] keeps the order. Each pass decides about all entries with [`gpush_core::lease::queue`]. It notes in
+//! the lanes what each entry reserves, so that a later operation does not take that capacity.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -39,10 +39,10 @@ use crate::{
     lanes::{self, Need, Needs, Place, Reserve, Ticket},
 };
 
-/// Longest pause between two passes while a request waits.
+/// Maximum pause between two passes while a request waits.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) id: LeaseId,
@@ -58,7 +58,7 @@ pub(super) struct Waiting {
     pub(super) lock: Option<OwnedMutexGuard<()>>,
 }
 
-/// A client that waits for its lease. When it is dropped before the answer, the request leaves the queue.
+/// A client that waits for its lease. If it is dropped before the answer, the request leaves the queue.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     leases: Leases,
@@ -83,7 +83,7 @@ impl Waiter {
     /// Waits for the grant.
     ///
     /// # Errors
-    /// When the request ends without a grant.
+    /// If the request ends without a grant.
     pub(crate) async fn granted(mut self) -> Result<LeaseGrant, ApiError> {
         let Some(result) = &mut self.result else { return Err(stopping()) };
         let result = result.await;
@@ -96,7 +96,7 @@ impl Drop for Waiter {
     fn drop(&mut self) {
         let Some(mut result) = self.result.take() else { return };
         result.close();
-        // Granted, and the client has gone before it read that.
+        // The lease was granted, but the client disconnected before it read the answer.
         let granted = result.try_recv().ok().and_then(Result::ok).map(|granted| granted.lease.id);
         let (leases, ticket) = (self.leases.clone(), self.ticket);
         self.leases.handles.tasks.spawn(async move {
@@ -116,7 +116,7 @@ fn stopping() -> ApiError {
     ApiError::new(Code::Unavailable, message).retryable()
 }
 
-/// A request that is being recorded as queued: it counts for the quota of its holder.
+/// A request that is being recorded as queued. It counts for the quota of its holder.
 struct Entering<'a> {
     leases: &'a Leases,
     holder: u32,
@@ -151,7 +151,7 @@ impl Drop for Entering<'_> {
 /// Records a request as queued.
 ///
 /// # Errors
-/// When a quota denies it, or it cannot be recorded.
+/// If a quota denies the request, or if it cannot be recorded.
 pub(super) async fn enter(
     leases: &Leases,
     caller: &Caller,
@@ -186,8 +186,8 @@ pub(super) async fn enter(
     Ok(Waiter::new(leases, ticket, result))
 }
 
-/// The queue as the decisions need it: waiting operations and leases, in order of arrival. The caller has the placement
-/// lock.
+/// Returns the queue in the form that the decisions need: waiting operations and leases, in order of arrival. The
+/// caller holds the placement lock.
 pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
     let waiting = leases.waiting();
     let mut queue = order::Queue::default();
@@ -243,7 +243,7 @@ pub(super) async fn run(leases: Leases) {
     leases.waiting().clear();
 }
 
-/// Decides about all requests that wait.
+/// Decides about all waiting requests.
 async fn pass(leases: &Leases) {
     let now = Instant::now();
     let is_over = |waiting: &Waiting| waiting.reply.is_closed() || waiting.until.is_some_and(|until| until <= now);
@@ -253,7 +253,7 @@ async fn pass(leases: &Leases) {
         let reason = if waiting.reply.is_closed() { EndReason::Cancelled } else { EndReason::TimedOut };
         leaves(leases, waiting, reason, None);
     }
-    // Without a driver nothing can be granted; the requests keep waiting.
+    // Without a driver gpushd can grant nothing. The requests continue to wait.
     let Ok(seen) = leases.handles.readings.host().await else { return };
     if restored::is_pending(leases) {
         restored::resolve_all(leases, &seen).await;
@@ -271,7 +271,7 @@ async fn pass(leases: &Leases) {
     }
 }
 
-/// Reserves what can be granted, and removes it from the queue. Notes what the others wait for.
+/// Reserves what can be granted, and removes those requests from the queue. Notes what the other requests wait for.
 fn decide(
     leases: &Leases,
     snapshot: &crate::state::HostState,
@@ -280,7 +280,7 @@ fn decide(
     never: &mut Vec<(Waiting, ApiError)>,
 ) {
     let _placing = leases.placing();
-    // Requests over a quota reserve nothing: their holder must release something first.
+    // A request over a quota reserves nothing: its holder must release a lease first.
     let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
     loop {
         let table = leases.handles.state.leases();
@@ -300,14 +300,14 @@ fn decide(
                 Outcome::Grant(assignment) => match try_take(leases, gpus, &host, ticket, &assignment) {
                     Some(Ok(reserved)) => {
                         granted.extend(leases.waiting().remove(&ticket).map(|waiting| (waiting, reserved)));
-                        // The rest is decided on the host with this grant.
+                        // This grant changes the host. The loop decides about the other requests with the new host.
                         again = true;
                     }
                     Some(Err(error)) => {
                         denied.insert(ticket, error.message);
                         again = true;
                     }
-                    // An operation has claimed the GPU since: its end wakes the queue.
+                    // An operation has claimed the GPU meanwhile. Its end wakes the queue.
                     None => {}
                 },
                 Outcome::Never(why) => {
@@ -381,7 +381,7 @@ fn note(
     show_position(leases, ticket, LeaseQueuePosition { position, behind, reasons });
 }
 
-/// Position among the requests that wait, from 1.
+/// Returns the position among the waiting requests and operations. The first is 1.
 fn position(leases: &Leases, ticket: Ticket) -> u32 {
     let entries = leases.handles.lanes.entries();
     let before = entries.iter().filter(|(one, _)| *one <= ticket).count();
@@ -400,7 +400,7 @@ fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) 
     }
 }
 
-/// What a reservation keeps from operations that came later.
+/// Returns the capacity that a reservation keeps from later operations.
 fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
     let mut needs = Needs::new();
     let Some(assignment) = reserves else { return needs };
@@ -419,20 +419,21 @@ fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
     needs
 }
 
-/// Commits the grant of a request that has waited.
+/// Commits the grant of a waiting request.
 async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     let (id, viewer, key) = (waiting.id, waiting.viewer, waiting.key.clone());
     let request = waiting.resolved.new.request.clone();
-    let granted = grant::commit(leases, viewer, LeaseSource::Queued(id), &request, reserved, key).await;
+    let bound = waiting.resolved.bound.clone();
+    let granted = grant::commit(leases, viewer, LeaseSource::Queued(id), &request, &bound, reserved, key).await;
     let is_queued =
         leases.handles.state.leases().open.get(&id).is_some_and(|lease| lease.state.name() == LeaseState::Queued);
     if let Err(error) = &granted
         && error.retryable
         && is_queued
     {
-        // The GPU has changed since it was placed, or cannot be read for a moment.
-        tracing::info!("lease {id} waits again: {error}");
-        // A pass removes it once its client has gone.
+        // The GPU has changed since the placement, or cannot be read at the moment.
+        tracing::info!(lease = %id, "lease {id} waits again: {error}");
+        // If the client has disconnected, the next pass removes the request.
         if leases.handles.stopping.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_some() {
             leases.waiting().insert(waiting.place.ticket(), waiting);
             leases.queue_changed.notify_one();
@@ -444,7 +445,7 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     match granted {
         Ok(granted) => {
             if reply.send(Ok(granted)).is_err() {
-                // Nobody uses it.
+                // The client has disconnected, so nobody uses the lease.
                 super::life::end_unused(leases, id).await;
             }
         }
@@ -455,13 +456,13 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     }
 }
 
-/// Ends a request that waits, in a task of its own: the record may take long.
+/// Ends a waiting request in a separate task, because recording may take long.
 fn leaves(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
     let leases = leases.clone();
     leases.handles.tasks.clone().spawn(async move { leave(&leases, waiting, reason, error).await });
 }
 
-/// Ends a request that waits.
+/// Ends a waiting request.
 async fn leave(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
     let Waiting { id, place, reply, .. } = waiting;
     drop(place);
@@ -480,7 +481,7 @@ async fn leave(leases: &Leases, waiting: Waiting, reason: EndReason, error: Opti
     leases.capacity_freed();
 }
 
-/// Removes a queued lease on request. Returns whether it waited.
+/// Removes a queued lease on request. Returns whether it was waiting.
 pub(super) async fn cancel(leases: &Leases, id: LeaseId, reason: EndReason) -> bool {
     let removed = {
         let mut waiting = leases.waiting();

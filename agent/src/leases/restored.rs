@@ -9,7 +9,8 @@
 //! ```
 //!
 //! While its client is away, a request is resolved with the rights of an ordinary user. A request that needs more, such
-//! as one of root without limits, keeps its place without a reservation until the client is back.
+//! as one of root without limits, or one whose process gets a scope, keeps its place without a reservation until the
+//! client is back.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -23,7 +24,9 @@ use tokio::{
 };
 
 use super::{
-    Leases, life, offers,
+    Leases,
+    job::JobTerms,
+    life, offers,
     queue::{self, Waiter, Waiting},
     request::{Resolved, resolve},
 };
@@ -75,8 +78,11 @@ pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
             leases.restored().places.remove(&id);
             continue;
         };
+        if !is_resolved_without_its_client(&record) {
+            continue;
+        }
         let caller = as_user(leases, &record).await;
-        let Ok(resolved) = resolved(leases, &caller, &record.request, seen).await else { continue };
+        let Ok(resolved) = resolved(leases, &caller, &record.request, seen, None).await else { continue };
         let place = leases.restored().places.remove(&id);
         let Some(place) = place else { continue };
         let waiter = wait(leases, &record, resolved, caller.viewer, place, None);
@@ -84,11 +90,21 @@ pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
     }
 }
 
+/// Whether a request means the same without the process that sent it. A scope is for that process, and Slurm's hooks
+/// add the terms of a job.
+fn is_resolved_without_its_client(record: &LeaseRecord) -> bool {
+    match record.binding {
+        LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => true,
+        LeaseBinding::Scope { .. } | LeaseBinding::Cgroup { .. } | LeaseBinding::Job { .. } => false,
+    }
+}
+
 /// The caller of a recorded request, with the rights of an ordinary user.
 async fn as_user(leases: &Leases, record: &LeaseRecord) -> Caller {
     let uid = record.asked_by.uid;
     let groups = leases.handles.users.groups_of(uid).await.unwrap_or_default();
-    let peer = Peer { uid, pid: record.asked_by.pid, groups, is_on_this_host: true };
+    let (pid, start) = (record.asked_by.pid, record.asked_by.pid.and_then(proc::start));
+    let peer = Peer { uid, pid, start, groups, is_on_this_host: true };
     Caller { peer, viewer: Viewer::User(uid) }
 }
 
@@ -97,10 +113,11 @@ async fn resolved(
     caller: &Caller,
     request: &LeaseRequest,
     seen: &Observed,
+    job: Option<&JobTerms>,
 ) -> Result<Resolved, ApiError> {
     let gpus = seen.gpus(Viewer::Log);
     let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
-    resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty).await
+    resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty, job).await
 }
 
 /// Puts a resolved request among those that wait.
@@ -135,6 +152,7 @@ pub(super) async fn rejoin(
     leases: &Leases,
     caller: &Caller,
     id: LeaseId,
+    job: Option<&JobTerms>,
     lock: &mut Option<OwnedMutexGuard<()>>,
 ) -> Result<Option<Waiter>, ApiError> {
     let known = {
@@ -144,7 +162,7 @@ pub(super) async fn rejoin(
     let record = leases.handles.state.leases().open.get(&id).map(|lease| lease.record.clone());
     let Some(record) = record.filter(|_| known) else { return Ok(None) };
     let seen = leases.handles.readings.host().await?;
-    let resolved = resolved(leases, caller, &record.request, &seen).await;
+    let resolved = resolved(leases, caller, &record.request, &seen, job).await;
     let _resolving = leases.resolving.lock().await;
     let away = leases.restored().away.remove(&id);
     if let Some(waiter) = away {

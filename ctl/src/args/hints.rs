@@ -1,6 +1,6 @@
-//! Every command that a message tells the user to type, parsed with the definitions of the command line.
+//! Parses every command that a message names with the definitions of the command line.
 //!
-//! The corpus is the source of all crates that ship: a message cannot name a command that does not exist.
+//! The tests read the source of all crates that ship. A message cannot name a command that does not exist.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use clap::Parser;
 
 use super::Cli;
 
-/// Folders with messages, from the root of the workspace.
+/// Folders with messages, relative to the root of the workspace.
 const SOURCES: [&str; 8] = [
     "agent/src",
     "ctl/src",
@@ -36,7 +36,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The text of a file without comments and unit tests, lines of one string literal joined.
+/// Returns the text of a file without comments and unit tests. Joins the lines of one string literal.
 fn messages(file: &Path) -> String {
     let text = std::fs::read_to_string(file).unwrap();
     let shipped = text.split("#[cfg(test)]").next().unwrap_or_default();
@@ -44,7 +44,7 @@ fn messages(file: &Path) -> String {
     lines.map(|line| line.strip_suffix('\\').map_or_else(|| format!("{line}\n"), str::to_owned)).collect()
 }
 
-/// The commands between quotes that begin with `gpushctl `.
+/// Returns the commands between quotes that begin with `gpushctl `.
 fn commands(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for quote in ['`', '\''] {
@@ -59,7 +59,7 @@ fn commands(text: &str) -> Vec<String> {
     found
 }
 
-/// The words of a command, a value in the place of each `{…}`.
+/// Returns the words of a command. Replaces each `{…}` by a value.
 fn words(command: &str) -> Vec<String> {
     let mut plain = String::new();
     let mut depth = 0;
@@ -75,7 +75,7 @@ fn words(command: &str) -> Vec<String> {
             _ => {}
         }
     }
-    // What a shell does with the output is not part of it.
+    // The rest is for the shell: redirections and other commands.
     let plain = plain.split([';', '>', '|', '&']).next().unwrap_or_default();
     plain.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()
 }
@@ -90,14 +90,14 @@ fn every_command_in_a_message_parses() {
         for command in commands(&messages(&file)) {
             seen += 1;
             let mut words = words(&command);
-            // `{verb}` is a word of the grammar, not a value.
+            // `{verb}` is a subcommand, not a value.
             if let [_, noun, verb, ..] = words.as_mut_slice()
                 && verb == "0"
                 && noun == "mps"
             {
                 *verb = "stop".to_owned();
             }
-            // `{id}` and `LEASE` are `L17`.
+            // `{id}` and `LEASE` stand for a lease id, such as `L17`.
             if words.iter().any(|word| word == "lease" || word == "--lease") {
                 words
                     .iter_mut()

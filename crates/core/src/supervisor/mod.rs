@@ -1,5 +1,5 @@
-//! Supervisor of one MPS control daemon, as a pure state machine: events in, effects out. The caller executes
-//! the effects, through a systemd unit or a child process.
+//! Supervisor of one MPS control daemon, as a pure state machine: events in, effects out. The caller executes the
+//! effects, through a systemd unit or a child process.
 //!
 //! ```text
 //!   found running at start ──► Found ── probed, and desired ─► Ready │ not desired ─► Draining
@@ -41,9 +41,10 @@ pub use self::words::{Effect, Event, Instant, Policy, State};
 pub struct Supervisor {
     policy: Policy,
     state: State,
-    /// `None` until the caller reports it.
+    /// Whether the daemon is desired; `None` until the caller reports it.
     wanted: Option<bool>,
-    /// `None` if unknown: the daemon was found or does not answer, and the driver does not list clients either.
+    /// Number of clients; `None` if unknown. Then the daemon was found or does not answer, and the driver does not list
+    /// clients either.
     clients: Option<usize>,
     /// Whether users hold leases on its target.
     leased: bool,
@@ -51,17 +52,18 @@ pub struct Supervisor {
     failed: VecDeque<Instant>,
 }
 
-/// Probes in a row without an answer that make a daemon hung. One alone may come from an open front-end.
+/// Number of consecutive probes without an answer after which a daemon counts as hung. A single one may be caused by an
+/// open front-end.
 const SILENCES: u32 = 2;
 
 impl Supervisor {
-    /// Creates the machine for a daemon about which nothing is known.
+    /// Creates the machine for a daemon of which nothing is known.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         Self { policy, state: State::Stopped, wanted: None, clients: Some(0), leased: false, failed: VecDeque::new() }
     }
 
-    /// Returns its state.
+    /// Returns the state of the daemon.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
@@ -103,7 +105,7 @@ impl Supervisor {
         }
     }
 
-    /// Returns its pid while it is running.
+    /// Returns the pid of the daemon while it is running.
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         match self.state {
@@ -120,25 +122,25 @@ impl Supervisor {
         }
     }
 
-    /// Returns whether it is desired.
+    /// Returns whether the daemon is desired.
     #[must_use]
     pub fn wanted(&self) -> bool {
         self.wanted == Some(true)
     }
 
-    /// Returns whether the caller has reported if it is desired.
+    /// Returns whether the caller has reported whether the daemon is desired.
     #[must_use]
     pub fn is_told(&self) -> bool {
         self.wanted.is_some()
     }
 
-    /// Returns its number of clients, if known.
+    /// Returns the number of clients, if known.
     #[must_use]
     pub fn clients(&self) -> Option<usize> {
         self.clients
     }
 
-    /// Returns whether it is known to have no clients.
+    /// Returns whether the daemon is known to have no clients.
     fn is_idle(&self) -> bool {
         self.clients == Some(0)
     }
@@ -159,8 +161,8 @@ impl Supervisor {
         self.policy = policy;
     }
 
-    /// Processes an event and returns the effects in order. From then on [`Self::admits`] tells whether access
-    /// may be granted.
+    /// Processes an event and returns the effects in order. Afterwards [`Self::admits`] tells whether access may be
+    /// granted.
     pub fn step(&mut self, event: &Event, now: Instant) -> Vec<Effect> {
         match event {
             Event::Wanted(wanted) => {
@@ -203,7 +205,7 @@ impl Supervisor {
             }
             Event::Found { pid } => {
                 match self.state {
-                    // A probe will show whether it serves, and the caller whether it is desired.
+                    // The next probe shows whether it serves, and the caller reports whether it is desired.
                     State::Stopped | State::BackingOff { .. } | State::GivenUp => {
                         (self.state, self.clients) = (State::Found { pid: *pid }, None);
                     }
@@ -314,7 +316,7 @@ impl Supervisor {
                 self.state = State::Draining { pid: *pid, until: None, served };
                 Vec::new()
             }
-            // Desired again before it was stopped: it has served all the time.
+            // It was not stopped yet, so it has served all the time.
             (true, State::Draining { pid, served: true, .. }) => {
                 self.state = State::Ready { pid: *pid, silences: 0 };
                 Vec::new()
@@ -383,8 +385,8 @@ impl Supervisor {
         }
     }
 
-    /// The process that holds the control connection also blocks clients, so admission is closed; but the
-    /// daemon works.
+    /// Handles a probe while another process holds the control connection. That process also blocks clients, so
+    /// admission is closed. But the daemon works.
     fn busy(&mut self) -> Vec<Effect> {
         match self.state {
             State::Ready { pid, silences } if silences + 1 < SILENCES => {
@@ -460,7 +462,7 @@ impl Supervisor {
 
     fn tick(&mut self, now: Instant) -> Vec<Effect> {
         match self.state {
-            // Late. The next start follows only after its process has ended.
+            // It did not answer in time. The next start follows only after its process has ended.
             State::Starting { until } if until <= now => self.kill_failed(now),
             State::BackingOff { until } if until <= now => self.start(now),
             State::Draining { until: Some(until), .. } if until <= now => self.stop(now),

@@ -132,7 +132,8 @@ fn found_daemon_is_adopted_and_no_other_started() {
     assert_eq!(one.step(&Event::Wanted(true), at(0)), []);
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), []);
     assert_eq!(one.state(), &State::Ready { pid: PID, silences: 0 });
-    // The same holds without clients; and a daemon that is not wanted is not killed for being found.
+    // The same holds for a daemon without clients. A daemon that is not desired is not killed just because it was
+    // found.
     let mut other = Supervisor::new(Policy::default());
     assert_eq!((other.step(&Event::Found { pid: PID }, at(0)), other.pid()), (vec![], Some(PID)));
     let mut silent = other.clone();
@@ -203,7 +204,7 @@ fn found_daemon_is_unchanged_until_desire_is_known() {
         assert!(matches!(one.step(&Event::Wanted(false), at(2))[..], [Effect::Quit]));
         assert!(!one.may_go_on());
     }
-    // A daemon that never answered is killed once it is desired and known to have no clients.
+    // A daemon that never answered is killed when it is desired and known to have no clients.
     let mut one = Supervisor::new(Policy::default());
     one.step(&Event::Found { pid: PID }, at(0));
     assert_eq!(one.step(&Event::Wanted(true), at(1)), []);
@@ -225,7 +226,7 @@ fn busy_control_connection_closes_admission_without_a_kill() {
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(100)), []);
 }
 
-/// The real daemon.
+/// The state of the real daemon.
 #[derive(Debug, Default)]
 struct World {
     alive: bool,
