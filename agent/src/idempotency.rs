@@ -18,7 +18,11 @@ pub(crate) const HEADER: &str = "idempotency-key";
 /// Maximum length of a key, in bytes.
 const LONGEST: usize = 128;
 
-/// How long a response is stored.
+/// Most requests with one key that wait for the first one's answer. Each holds memory until that ends, even if its client
+/// is gone.
+const MOST_REPEATS: usize = 8;
+
+/// Time for which an answer is stored.
 const KEPT: SignedDuration = SignedDuration::from_hours(24);
 
 /// A key and its request.
@@ -91,14 +95,28 @@ impl Idempotency {
         Self { store, in_flight: Arc::default() }
     }
 
-    /// Locks a key until the returned guard is dropped. A repeated request waits here until the first one has finished.
-    pub(crate) async fn lock(&self, key: &Key) -> OwnedMutexGuard<()> {
+    /// Waits until no other request with this key is in flight, and blocks others until dropped. So a request
+    /// that is repeated while the first is in flight waits for its answer.
+    ///
+    /// # Errors
+    /// If [`MOST_REPEATS`] requests with this key wait already.
+    pub(crate) async fn lock(&self, key: &Key) -> Result<OwnedMutexGuard<()>, ApiError> {
         let lock = {
             let mut locks = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
-            Arc::clone(locks.entry((key.uid, key.key.clone())).or_default())
+            let lock = locks.entry((key.uid, key.key.clone())).or_default();
+            // One for the map, one for the first request.
+            let repeats = Arc::strong_count(lock).saturating_sub(2);
+            if repeats >= MOST_REPEATS {
+                let message =
+                    format!("{repeats} more requests with the key {:?} wait for the answer to the first", key.key);
+                return Err(ApiError::new(Code::Unavailable, message)
+                    .hint("wait for the answer to one of them, or use a new key for each request")
+                    .retryable());
+            }
+            Arc::clone(lock)
         };
-        lock.lock_owned().await
+        Ok(lock.lock_owned().await)
     }
 
     /// Returns the operation that answered the request. The caller must hold the lock of the key.
@@ -163,5 +181,43 @@ impl Header {
         bytes.push(0);
         bytes.extend(serde_json::to_vec(request).unwrap_or_default());
         self.0.map(|key| Key { uid, key, request: bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_store::Options;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn repeats_of_a_key_wait_up_to_a_limit() {
+        let scratch = tempfile::tempdir().unwrap();
+        let idempotency = Idempotency::new(Store::open(scratch.path(), Options::default()).unwrap().store);
+        let key = |uid, name: &str| Key { uid, key: name.to_owned(), request: Vec::new() };
+        let first = idempotency.lock(&key(1000, "a")).await.unwrap();
+        let mut repeats: Vec<_> = (0..MOST_REPEATS)
+            .map(|_| {
+                let (idempotency, key) = (idempotency.clone(), key(1000, "a"));
+                tokio::spawn(async move { idempotency.lock(&key).await.map(drop) })
+            })
+            .collect();
+        let one_more = loop {
+            tokio::task::yield_now().await;
+            // Until all of them wait.
+            match tokio::time::timeout(std::time::Duration::ZERO, idempotency.lock(&key(1000, "a"))).await {
+                Ok(answered) => break answered.unwrap_err(),
+                Err(_) => continue,
+            }
+        };
+        assert_eq!((one_more.code, one_more.retryable), (Code::Unavailable, true));
+        // Other keys, and the same key of another user, are not concerned.
+        idempotency.lock(&key(1000, "b")).await.unwrap();
+        idempotency.lock(&key(1001, "a")).await.unwrap();
+        drop(first);
+        for repeat in repeats.drain(..) {
+            repeat.await.unwrap().unwrap();
+        }
+        idempotency.lock(&key(1000, "a")).await.unwrap();
     }
 }

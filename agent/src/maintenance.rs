@@ -23,7 +23,7 @@ use crate::{
     operation::Operations,
     outside::Outside,
     request::Request,
-    state::{Change, Commits, OpenLease, State, readings::Readings, words},
+    state::{Change, Commits, Holder, OpenLease, State, readings::Readings, words},
 };
 
 /// Maximum time for the worker to end. Its calls have deadlines, and a worker that exceeds them is killed.
@@ -167,12 +167,12 @@ impl MaintenanceControl {
     }
 }
 
-fn in_use(index: Option<u32>, uuid: &str, holder: &str) -> ApiError {
+fn in_use(index: Option<u32>, uuid: &str, holder: &Holder) -> ApiError {
     let gpu = index.map_or_else(|| format!("GPU {uuid}"), |index| format!("GPU {index} ({uuid})"));
     let error = ApiError::new(Code::Conflict, format!("cannot enter maintenance: {holder} is changing {gpu}"));
-    let error = match holder.strip_prefix("operation ").filter(|id| id.starts_with("op-")) {
-        Some(id) => error.hint(format!("wait for it with `gpushctl operation wait {id}`, then try again")),
-        None => error.hint("try again in a moment"),
+    let error = match holder {
+        Holder::Operation(id) => error.hint(format!("wait for it with `gpushctl operation wait {id}`, then try again")),
+        Holder::Planning => error.hint("try again in a moment"),
     };
     error.retryable()
 }
@@ -182,9 +182,9 @@ fn leased(leases: Vec<String>) -> ApiError {
     let mut error =
         ApiError::new(Code::Blocked, format!("cannot enter maintenance: {} in use", words::leases_are(leases.len())));
     error.causes = leases;
-    let hint = "list them with `gpushctl lease list`, wait until they end, or revoke each with `gpushctl lease revoke LEASE \
-                --reason TEXT --end`";
-    error.hint(hint).retryable()
+    error
+        .hint("add `--wait` to wait for them, or revoke each with `gpushctl lease revoke LEASE --reason TEXT --end`")
+        .retryable()
 }
 
 fn told(action: &str, request: &Request) -> Told {

@@ -80,7 +80,7 @@ pub(crate) async fn begin(engine: &Engine, caller: &Caller, order: Order) -> Res
     let (shared, caller) = (Arc::clone(engine), caller.clone());
     let beginning = engine.tasks.spawn(async move {
         let Some(key) = order.key.clone() else { return accept(&shared, &caller, order).await };
-        let _lock = shared.idempotency.lock(&key).await;
+        let _lock = shared.idempotency.lock(&key).await?;
         match shared.idempotency.operation(&key).await? {
             Some(operation) => shared.operations.get(&operation.to_string()).await,
             None => accept(&shared, &caller, order).await,

@@ -5,6 +5,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use gpush_api::{ApiError, Code};
+use gpush_core::quote::Quoted;
 
 use super::head::MOST_BYTES;
 
@@ -61,6 +62,13 @@ impl Failure {
         ApiError::new(Code::NotFound, format!("this API has no path {path:?}"))
             .hint("GET /v1/openapi.json describes the paths")
             .into()
+    }
+
+    /// Creates the error for query parameters on a route that takes none.
+    pub(super) fn unknown_parameters(path: &str, query: &str) -> Self {
+        let name = query.split(['=', '&']).next().unwrap_or_default();
+        let message = format!("{path} takes no query parameters: unknown parameter {}", Quoted(name));
+        Self::bad_request(StatusCode::BAD_REQUEST, message).hint("GET /v1/openapi.json describes the parameters")
     }
 
     pub(super) fn no_such_method(method: &Method, path: &str) -> Self {

@@ -136,7 +136,7 @@ pub(super) async fn cancel(
     // Recorded and applied even if the caller disconnects.
     let cancelling = requests.carry_out_while_stopping(async move {
         let _lock = match &key {
-            Some(key) => Some(idempotency.lock(key).await),
+            Some(key) => Some(idempotency.lock(key).await?),
             None => None,
         };
         let answered = match &key {

@@ -87,7 +87,7 @@ impl Requests {
         let idempotency = self.idempotency.clone();
         let once = async move {
             let Some(key) = request.key.clone() else { return work(request).await.map(Some) };
-            let _lock = idempotency.lock(&key).await;
+            let _lock = idempotency.lock(&key).await?;
             if idempotency.is_done(&key).await? {
                 return Ok(None);
             }

@@ -126,11 +126,11 @@ impl Lanes {
     /// Refuses lanes to operations from now on, with the error `why`. The queue is unchanged.
     ///
     /// # Errors
-    /// The UUID of a GPU that an operation has claimed, and that operation. The lanes then stay open.
-    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
+    /// UUID and operation, if an operation has a GPU.
+    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, Holder)> {
         let mut known = self.known();
         match known.claimed.first_key_value() {
-            Some((uuid, holder)) => Err((uuid.clone(), holder.to_string())),
+            Some((uuid, holder)) => Err((uuid.clone(), holder.clone())),
             None => {
                 known.closed = Some(why);
                 Ok(())

@@ -57,7 +57,7 @@ fn closed_lanes_accept_only_earlier_operations() {
     let holder = lanes.claim(&[gpu(0)]).unwrap();
     holder.begin("op-1");
     let why = || ApiError::new(Code::Conflict, "in maintenance");
-    assert_eq!(lanes.close(why()), Err(("GPU-0".to_owned(), "operation op-1".to_owned())));
+    assert_eq!(lanes.close(why()), Err(("GPU-0".to_owned(), Holder::Operation("op-1".to_owned()))));
     assert_eq!(lanes.closed(), None);
     drop(holder);
     lanes.close(why()).unwrap();

@@ -29,7 +29,7 @@ pub(super) fn explain(
     before: Option<Ticket>,
 ) -> ApiError {
     let mut error = why.error(&resolved.wanted);
-    let NoAssignment::Busy { obstacles } = why else { return error };
+    let NoAssignment::Busy { obstacles, .. } = why else { return error };
     let targets = resolved.wanted.targets.as_ref();
     if let Some(target) = targets.filter(|targets| targets.len() == 1).and_then(|targets| targets.first())
         && resolved.wanted.share.kind() == LeaseKind::Mps
@@ -104,7 +104,7 @@ pub(super) enum Passes {
 
 /// Returns whether the obstacles of a request pass soon.
 pub(super) fn passes(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> Passes {
-    let NoAssignment::Busy { obstacles } = why else { return Passes::No };
+    let NoAssignment::Busy { obstacles, .. } = why else { return Passes::No };
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
     let table = leases.handles.state.leases();
     if obstacles.iter().any(is_claimed) || table.holding().any(OpenLease::ends_now) {

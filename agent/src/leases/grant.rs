@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseMember, LeaseRequest, LeaseWait};
+use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseMember, LeaseRequest, LeaseState, LeaseWait};
 use gpush_core::lease::{
     placement::{Assignment, Host, NoAssignment, place},
     quota,
@@ -35,7 +35,7 @@ use super::{
     offers::{self, gpus_of},
     queue,
     request::{Resolved, resolve},
-    show,
+    restored, show,
 };
 use crate::{
     caller::{Caller, Viewer},
@@ -121,14 +121,22 @@ pub(super) async fn request_with(
     job: Option<&JobTerms>,
 ) -> Result<Outcome, ApiError> {
     // One key gets one lease.
-    let lock = match &key {
-        Some(key) => Some(leases.handles.idempotency.lock(key).await),
+    let mut lock = match &key {
+        Some(key) => Some(leases.handles.idempotency.lock(key).await?),
         None => None,
     };
     if let Some(key) = &key
         && let Some(number) = leases.handles.idempotency.number(key).await?
     {
-        return known(leases, caller, LeaseId(number)).await;
+        let id = LeaseId(number);
+        if let Some(waiter) = restored::rejoin(leases, caller, id, job, &mut lock).await? {
+            return Ok(Outcome::Queued(waiter));
+        }
+        match leases.handles.store.read(move |view| view.lease(id)).await? {
+            Some(record) if record.state == LeaseState::Queued => return Err(restored::ends_now(id)),
+            Some(record) if restored::may_be_repeated(&record) => {}
+            Some(_) | None => return known(leases, caller, id).await,
+        }
     }
     if let Some(maintenance) = leases.handles.state.maintenance() {
         return Err(words::refusal(&maintenance));
@@ -144,6 +152,9 @@ pub(super) async fn request_with(
             // While the driver starts, the client may try again.
             Err(error) => return Err(mps::gpus_known(&leases.handles.state.now()).err().unwrap_or(error)),
         };
+        if restored::is_pending(leases) {
+            restored::resolve_all(leases, &seen).await;
+        }
         let gpus = seen.gpus(Viewer::Log);
         let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
         let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty, job).await?;

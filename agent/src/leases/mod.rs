@@ -23,6 +23,7 @@
 //! | `dynamic` | grants that create MIG devices |
 //! | `explain` | why a request has no assignment |
 //! | `queue` | requests that wait |
+//! | `restored` | requests that waited when an earlier gpushd ended |
 //! | `change` | release, renewal, revocation |
 //! | `job` | leases of Slurm jobs |
 //! | `life` | the end of a lease: bindings, expiry, processes that are left |
@@ -40,6 +41,7 @@ mod offers;
 mod processes;
 mod queue;
 mod request;
+mod restored;
 mod show;
 
 use std::{
@@ -69,6 +71,7 @@ pub(crate) use self::{
     grant::{Delivery, Outcome, request},
     job::{JobKey, JobTerms, end_job, environment_of_job, of_job, request_for_job},
     life::run,
+    restored::take_places,
     show::{all, environment, one},
 };
 
@@ -113,7 +116,11 @@ pub(crate) struct Inner {
     waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
     /// Number of requests that are being recorded as queued, by the uid of their holder.
     entering: Mutex<BTreeMap<u32, usize>>,
-    /// Leases with a task that waits for their end.
+    /// Requests of an earlier gpushd whose clients have not come back.
+    restored: Mutex<restored::Restored>,
+    /// Locked while such requests are resolved.
+    resolving: tokio::sync::Mutex<()>,
+    /// Leases with a task that watches for their end.
     watched: Mutex<BTreeMap<LeaseId, Arc<Notify>>>,
     /// Leases whose scope is being created.
     moving: Mutex<BTreeSet<LeaseId>>,
@@ -139,6 +146,8 @@ impl Leases {
             placing: Mutex::default(),
             waiting: Mutex::default(),
             entering: Mutex::default(),
+            restored: Mutex::default(),
+            resolving: tokio::sync::Mutex::default(),
             watched: Mutex::default(),
             moving: Mutex::default(),
             queue_changed: Notify::new(),
@@ -161,6 +170,10 @@ impl Leases {
 
     fn entering(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
         self.entering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn restored(&self) -> MutexGuard<'_, restored::Restored> {
+        self.restored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn watched(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<Notify>>> {

@@ -146,11 +146,12 @@ async fn named(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
         let pids = proc::pids().filter_map(|pid| u32::try_from(pid).ok());
         // One that has ended and was not waited for is not alive.
         let of_holder = pids.filter(|pid| proc::owner(*pid) == Some(uid) && proc::is_alive(*pid));
-        let is_named = |pid: &u32| match job {
+        let mps = &leases.handles.mps;
+        let is_its = |pid: &u32| match job {
             Some(job) => job_of(*pid) == Some(job),
-            None => mps::named(&leases.handles.mps, *pid).as_ref() == Some(&id),
+            None => mps::named(mps, *pid).as_ref() == Some(&id) && !mps::is_of_another_agent(mps, *pid),
         };
-        of_holder.filter(is_named).collect()
+        of_holder.filter(is_its).collect()
     });
     own.await.unwrap_or_default()
 }

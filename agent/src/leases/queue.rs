@@ -31,6 +31,7 @@ use super::{
     grant::{self, NotReserved, Reply, Reserved},
     offers,
     request::Resolved,
+    restored,
 };
 use crate::{
     caller::{Caller, Viewer},
@@ -44,16 +45,17 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// A waiting request.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    id: LeaseId,
-    resolved: Resolved,
-    viewer: Viewer,
-    key: Option<Key>,
-    /// End of the waiting time.
-    until: Option<Instant>,
-    place: Place,
-    reply: Reply,
+    pub(super) id: LeaseId,
+    pub(super) resolved: Resolved,
+    pub(super) viewer: Viewer,
+    /// The key to record with the grant.
+    pub(super) key: Option<Key>,
+    /// When it has waited long enough.
+    pub(super) until: Option<Instant>,
+    pub(super) place: Place,
+    pub(super) reply: Reply,
     /// One key gets one lease: a repeated request waits for this one.
-    _lock: Option<OwnedMutexGuard<()>>,
+    pub(super) lock: Option<OwnedMutexGuard<()>>,
 }
 
 /// A client that waits for its lease. If it is dropped before the answer, the request leaves the queue.
@@ -65,6 +67,19 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
+    pub(super) fn new(
+        leases: &Leases,
+        ticket: Ticket,
+        result: oneshot::Receiver<Result<LeaseGrant, ApiError>>,
+    ) -> Self {
+        Self { leases: leases.clone(), ticket, result: Some(result) }
+    }
+
+    /// The place of its request in the order of arrival.
+    pub(super) fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
     /// Waits for the grant.
     ///
     /// # Errors
@@ -97,8 +112,8 @@ impl Drop for Waiter {
 }
 
 fn stopping() -> ApiError {
-    ApiError::new(Code::Unavailable, format!("{}: the request was removed from the queue", gpush_api::STOPPING))
-        .retryable()
+    let message = format!("{}: a request with an idempotency key keeps its place in the queue", gpush_api::STOPPING);
+    ApiError::new(Code::Unavailable, message).retryable()
 }
 
 /// A request that is being recorded as queued. It counts for the quota of its holder.
@@ -152,8 +167,10 @@ pub(super) async fn enter(
     };
     let new = resolved.new.clone();
     let text = gpush_core::lease::request::spec(&new.request);
+    let recorded = key.clone();
     let written = leases.handles.store.write(move |tx| {
         let record = tx.queue_lease(new.clone())?;
+        restored::keep(recorded.as_ref(), tx, record.id)?;
         let detail = serde_json::json!({ "request": text, "uid": record.holder.uid });
         tx.audit(grant::audit(&record, "lease.queue", "queued", detail))?;
         Ok(record)
@@ -163,10 +180,10 @@ pub(super) async fn enter(
     leases.handles.state.change_leases(|table| table.put(record));
     let place = leases.handles.lanes.queue(lanes::Waiter::Lease(id.to_string()), Needs::new());
     let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
-    let waiting = Waiting { id, resolved, viewer, key, until, place, reply, _lock: lock };
+    let waiting = Waiting { id, resolved, viewer, key, until, place, reply, lock };
     leases.waiting().insert(ticket, waiting);
     leases.queue_changed.notify_one();
-    Ok(Waiter { leases: leases.clone(), ticket, result: Some(result) })
+    Ok(Waiter::new(leases, ticket, result))
 }
 
 /// Returns the queue in the form that the decisions need: waiting operations and leases, in order of arrival. The
@@ -201,7 +218,8 @@ pub(super) async fn run(leases: Leases) {
     let mut room = leases.handles.lanes.room();
     let mut snapshots = leases.handles.state.watch();
     loop {
-        let is_empty = leases.waiting().is_empty();
+        let has_restored = restored::is_pending(&leases);
+        let is_empty = leases.waiting().is_empty() && !has_restored;
         if !is_empty {
             room.mark_unchanged();
             snapshots.mark_unchanged();
@@ -221,7 +239,7 @@ pub(super) async fn run(leases: Leases) {
             () = tokio::time::sleep_until(due), if !is_empty => {}
         }
     }
-    // The clients get an answer. The records stay queued; gpushd cancels them at its next start.
+    // The clients get an answer. The records stay queued: the next gpushd takes them over.
     leases.waiting().clear();
 }
 
@@ -237,6 +255,9 @@ async fn pass(leases: &Leases) {
     }
     // Without a driver gpushd can grant nothing. The requests continue to wait.
     let Ok(seen) = leases.handles.readings.host().await else { return };
+    if restored::is_pending(leases) {
+        restored::resolve_all(leases, &seen).await;
+    }
     let gpus = seen.gpus(Viewer::Log);
     let mut granted: Vec<(Waiting, Reserved)> = Vec::new();
     let mut never: Vec<(Waiting, ApiError)> = Vec::new();
@@ -419,7 +440,7 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
             return;
         }
     }
-    let Waiting { place, reply, _lock, .. } = waiting;
+    let Waiting { place, reply, lock: _lock, .. } = waiting;
     drop(place);
     match granted {
         Ok(granted) => {
@@ -472,7 +493,7 @@ pub(super) async fn cancel(leases: &Leases, id: LeaseId, reason: EndReason) -> b
             leave(leases, waiting, reason, None).await;
             true
         }
-        None => false,
+        None => restored::cancel_place(leases, id, reason).await,
     }
 }
 

@@ -255,8 +255,13 @@ async fn serve(
     handles.maintenance.resume();
     // Running daemons must be known before requests are served.
     mps::find(&mps);
-    let enqueue = |ongoing: &Arc<Ongoing>, order, since| engine.queue.enter_again(&engine.lanes, ongoing, order, since);
+    // Leases and operations that wait have one order of arrival.
+    let enqueue = |ongoing: &Arc<Ongoing>, order, since| {
+        leases::take_places(&leases, Some(since));
+        engine.queue.enter_again(&engine.lanes, ongoing, order, since);
+    };
     let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
+    leases::take_places(&leases, None);
     startup.startup.leave(changed.into_iter());
     let queue = tokio::spawn(apply::queue::run(Arc::clone(&engine)));
     // Subscribed before a worker exists, so that no event is missed.
@@ -272,7 +277,10 @@ async fn serve(
     let open = |listener, door| {
         let (knock, knocks) = mpsc::channel(1);
         let router = http::router(handles.clone());
-        (tokio::spawn(accept::serve(listener, door, accounts.clone(), router, closing.clone(), knocks)), knock)
+        let serving = accept::serve(listener, door, accounts.clone(), router, closing.clone(), knocks);
+        // A thread of its own accepts: work in other tasks must not let the socket's queue fill up.
+        let runtime = tokio::runtime::Handle::current();
+        (tokio::task::spawn_blocking(move || runtime.block_on(serving)), knock)
     };
     let (public, knock) = open(listener, Door::Public);
     let store = handles.store.clone();

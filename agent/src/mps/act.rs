@@ -30,7 +30,7 @@ pub(crate) enum Act {
     Stop,
     /// Stops the daemon and starts it again.
     Restart,
-    /// Stops the daemon after its clients have exited.
+    /// End it once its clients and the leases on its target have ended.
     Drain,
 }
 

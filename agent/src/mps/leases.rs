@@ -6,6 +6,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::Path,
     time::Duration,
 };
 
@@ -13,6 +16,7 @@ use gpush_api::{
     ApiError, Code, LeaseMember, MemberShare, MemoryLimit, MpsSettings, MpsState, MpsUsers, Percentage, Priority,
 };
 use gpush_core::sharing;
+use gpush_host::proc::{self, Environment};
 use gpush_mps::daemon::Request as Do;
 
 use super::{Entry, Mps, targets::Outlook, view};
@@ -20,6 +24,9 @@ use crate::{
     caller::Viewer,
     state::{LeaseTable, OpenLease},
 };
+
+/// Names the pipe directory in a client's environment.
+const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
 /// Finds the UUID of the target that a text names.
 ///
@@ -175,7 +182,16 @@ pub(crate) fn named(mps: &Mps, pid: u32) -> Option<String> {
     (mps.handles.named_lease)(pid)
 }
 
-/// Returns the percentage of a target that a lease holds, in tenths of a percent.
+/// Whether a process is a client of another gpushd: its environment names a pipe directory elsewhere. The lease that it
+/// names is then another gpushd's, too: numbers of leases are unique for one gpushd only.
+pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> bool {
+    match proc::environment(pid, PIPE_DIRECTORY) {
+        Environment::Set(path) => !Path::new(OsStr::from_bytes(&path)).starts_with(&mps.base),
+        Environment::Unset | Environment::Unknown => false,
+    }
+}
+
+/// The percentage that a lease has on a target, in tenths.
 pub(super) fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
     let here = lease.record.members.iter().filter(|member| member.target == target);
     here.map(|member| match &member.share {

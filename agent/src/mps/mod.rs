@@ -62,8 +62,8 @@ pub(crate) use self::{
     act::{Act, act, set},
     clients::{SharedTarget, sharing, terminate},
     leases::{
-        admit, client_settings, clients_now, daemons, is_starting, named, not_serving, pipe_directory, prepare, serves,
-        serving, single_users, target,
+        admit, client_settings, clients_now, daemons, is_of_another_agent, is_starting, named, not_serving,
+        pipe_directory, prepare, serves, serving, single_users, target,
     },
     missing::gpus_known,
     moves::{aside, bring_up, devices_serve, idle, plan, taken_away},

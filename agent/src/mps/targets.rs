@@ -73,10 +73,7 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
     };
     let witness = clients::witness(mps, gpu_uuid, uuid);
     let (shared, of) = (mps.clone(), uuid.to_owned());
-    let on_record: OnRecord = Arc::new(move || match shared.record(&of).stopped {
-        Some(_) => BTreeSet::new(),
-        None => shared.admitted(&of),
-    });
+    let on_record: OnRecord = Arc::new(move || shared.admitted(&of));
     let shared = mps.clone();
     let hands_off = Arc::new(move || {
         let entered = shared.handles.state.maintenance().is_some();

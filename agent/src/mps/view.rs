@@ -88,6 +88,9 @@ pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
 
 /// Returns a sentence about the deadline of clients that may finish.
 fn finishing(clients: &str, inside: usize, seen: &Seen) -> String {
+    if seen.serves_leases {
+        return for_leases(inside, seen);
+    }
     let end = if inside == 1 { "is then ended" } else { "are then ended" };
     match seen.until {
         Some(until) => {
@@ -98,7 +101,21 @@ fn finishing(clients: &str, inside: usize, seen: &Seen) -> String {
     }
 }
 
-/// Returns the name of a target for messages.
+/// Returns that a daemon stays until the leases on its target have ended.
+fn for_leases(inside: usize, seen: &Seen) -> String {
+    let clients = match inside {
+        0 => String::new(),
+        1 => " and its client".to_owned(),
+        more => format!(" and its {more} clients"),
+    };
+    let end = match seen.until {
+        Some(until) => format!(", at the latest at {}", until.round(Unit::Second).unwrap_or(until)),
+        None => String::new(),
+    };
+    format!("it ends after the leases on its target{clients}{end}; it grants no new lease")
+}
+
+/// A target in messages.
 pub(super) fn label(entry: &Entry, uuid: &str) -> String {
     entry.target.as_ref().map_or_else(|| uuid.to_owned(), Target::label)
 }

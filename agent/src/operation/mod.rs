@@ -36,7 +36,7 @@ pub(crate) use self::{ending::EndEffects, naming::once as named_once, ongoing::O
 use crate::{
     idempotency::Key,
     lanes::{Claim, Lanes},
-    state::{Events, words},
+    state::{Events, Holder, words},
 };
 
 /// Kind of the operations that apply layouts when gpushd starts.
@@ -102,8 +102,8 @@ impl Operations {
     /// Refuses to begin operations from now on, with the error `why`. Queued ones stay queued.
     ///
     /// # Errors
-    /// If an operation has claimed a GPU: the GPU and the operation.
-    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
+    /// If a GPU is being changed: the GPU and the operation.
+    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, Holder)> {
         self.0.lanes.close(why)
     }
 

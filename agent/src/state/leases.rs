@@ -39,6 +39,8 @@ pub(crate) struct OpenLease {
     pub(crate) queue: Option<LeaseQueuePosition>,
     /// What a releasing lease waits for, one sentence each.
     pub(crate) waits_for: Vec<String>,
+    /// Processes that were left when it was probed last.
+    pub(crate) left: Vec<u32>,
 }
 
 impl OpenLease {
@@ -46,7 +48,7 @@ impl OpenLease {
     pub(crate) fn new(record: LeaseRecord) -> Self {
         let state = machine::State::restored(record.state, record.reason);
         let deadline = deadline(record.expires_at);
-        Self { record, state, deadline, queue: None, waits_for: Vec::new() }
+        Self { record, state, deadline, queue: None, waits_for: Vec::new(), left: Vec::new() }
     }
 
     /// Returns the id.
@@ -80,11 +82,13 @@ impl OpenLease {
         self.record.expires_at.is_some_and(|expires| expires <= now) || self.deadline.is_some_and(|end| end <= at)
     }
 
-    /// Returns whether the lease is about to end: its process has exited, or it is releasing and no process is left.
+    /// Whether no process is known that it waits for: the processes have ended, or were killed and are about to end.
     pub(crate) fn ends_now(&self) -> bool {
         match (self.state.name(), &self.record.binding) {
-            (LeaseState::Releasing, _) => self.waits_for.is_empty(),
-            (LeaseState::Active, LeaseBinding::Process { pid: Some(pid), start }) => proc::start(*pid) != *start,
+            (LeaseState::Releasing, _) => self.left.iter().all(|pid| proc::is_ending(*pid)),
+            (LeaseState::Active, LeaseBinding::Process { pid: Some(pid), start }) => {
+                proc::start(*pid) != *start || proc::is_ending(*pid)
+            }
             (LeaseState::Active, LeaseBinding::Scope { cgroup: Some(path), .. }) => {
                 // A new scope does not exist yet when its lease is granted.
                 cgroup::processes(path).is_some_and(|pids| pids.is_empty())

@@ -17,7 +17,7 @@ use crate::{
     error::{Error, Kind},
     events::{EventQuery, EventStream, Told},
     socket::Socket,
-    wire::{Answer, Question, Wire},
+    wire::{AWAY, AWAY_FROM_QUEUE, Answer, Question, Wire},
 };
 
 /// Default time limit for an answer. It suffices for every read: a read never waits longer for the driver than gpushd's
@@ -222,8 +222,8 @@ impl Client {
     /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] the override may have ended.
     pub async fn end_override(&mut self, gpu: &str) -> Result<OverrideEnded, Error> {
         let path = format!("/v1/overrides/{}", segment(gpu));
-        // Without an idempotency key: if the request is repeated, the answer is that there is no override.
-        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None };
+        // Without a key: a repeated request would return that there is no override.
+        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None, away: AWAY };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }
@@ -378,7 +378,8 @@ impl Client {
         deadline: Duration,
     ) -> Result<T, Error> {
         let body = Bytes::from(json(body)?);
-        let question = Question { method: "POST", path, body, key: Some(uuid::Uuid::new_v4().to_string()) };
+        let key = Some(uuid::Uuid::new_v4().to_string());
+        let question = Question { method: "POST", path, body, key, away: AWAY_FROM_QUEUE };
         let answer = self.wire.ask(&question, deadline).await?;
         self.decode(&question, &answer).await
     }
@@ -398,7 +399,7 @@ impl Client {
         body: &B,
         key: Option<String>,
     ) -> Result<T, Error> {
-        let question = Question { method: "POST", path, body: Bytes::from(json(body)?), key };
+        let question = Question { method: "POST", path, body: Bytes::from(json(body)?), key, away: AWAY };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }

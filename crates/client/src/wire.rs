@@ -42,8 +42,11 @@ const BACKLOG_FULL: Duration = Duration::from_millis(2);
 /// Maximum time to wait for a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long an unanswered change is repeated. A restart of gpushd takes less.
-const AWAY: Duration = Duration::from_secs(5);
+/// Time for which an unanswered change is repeated: a restarting agent needs less.
+pub(crate) const AWAY: Duration = Duration::from_secs(5);
+
+/// Time for which a request that may wait in a queue is repeated: for so long the next agent keeps its place.
+pub(crate) const AWAY_FROM_QUEUE: Duration = Duration::from_secs(30);
 
 /// Pause between two repetitions.
 const RETRY: Duration = Duration::from_millis(100);
@@ -70,11 +73,13 @@ pub(crate) struct Question<'a> {
     pub(crate) body: Bytes,
     /// The idempotency key of a change. Without an answer, its outcome is uncertain.
     pub(crate) key: Option<String>,
+    /// How long a change is repeated while no agent answers.
+    pub(crate) away: Duration,
 }
 
 impl<'a> Question<'a> {
     pub(crate) fn get(path: &'a str) -> Self {
-        Self { method: "GET", path, body: Bytes::new(), key: None }
+        Self { method: "GET", path, body: Bytes::new(), key: None, away: AWAY }
     }
 
     /// Returns the commands that show whether an unanswered change was executed.
@@ -183,7 +188,7 @@ impl Wire {
         until: Instant,
         deadline: Duration,
     ) -> Result<Answer, Error> {
-        let give_up = until.min(Instant::now() + AWAY);
+        let mut give_up = until.min(Instant::now() + question.away);
         let mut last = first;
         let (mut before, mut same_connection) = (Before::Nothing, false);
         loop {
@@ -199,7 +204,12 @@ impl Wire {
             }
             tokio::time::sleep(RETRY).await;
             same_connection = self.open.is_some();
+            let began = Instant::now();
             last = self.attempt(question, until, deadline).await;
+            if began.elapsed() > question.away {
+                // An agent was there, and waited: this is another restart.
+                give_up = until.min(Instant::now() + question.away);
+            }
         }
     }
 

@@ -118,6 +118,16 @@ impl View<'_> {
             Some(kept) => Answer::Known(Box::new(kept)),
         })
     }
+
+    /// Returns whether an answer of a user names the object with this number.
+    ///
+    /// # Errors
+    /// When the store can't be read.
+    pub fn has_answer_with(&self, uid: u32, number: u64) -> Result<bool, StoreError> {
+        let rest = "WHERE uid = ?1 AND body = ?2";
+        let found = record::select::<StoredAnswer>(self.connection, rest, (uid, number.to_string()), self.sealed)?;
+        Ok(found.iter().any(|kept| kept.expires_at > self.now))
+    }
 }
 
 impl Tx<'_> {

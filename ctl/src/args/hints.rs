@@ -213,7 +213,7 @@ fn is_for_administrators(command: &Command) -> bool {
             Config::Check { .. } | Config::Show { .. } => false,
         },
         Command::Maintenance(maintenance) => match maintenance {
-            Maintenance::Enter(_) | Maintenance::Leave(_) => true,
+            Maintenance::Enter { .. } | Maintenance::Leave(_) => true,
             Maintenance::Status => false,
         },
     }

@@ -6,7 +6,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use gpush_api::{MemoryLimit, Percentage, Priority};
 
 use super::{
-    GpuOption,
+    GpuOption, Queueing,
     values::{duration, some_lines, whole_seconds},
 };
 
@@ -55,12 +55,21 @@ Examples:
         #[command(flatten)]
         followed: Followed,
     },
-    /// Stop a daemon until `mps start`; fails while it has clients or leases
+    /// Stop a daemon until `mps start`; fails while it is in use
+    #[command(after_help = "\
+Clients and leases count as use. With --wait gpushd grants no new leases, and
+stops the daemon once the present ones and the clients have ended. If that
+takes too long, the daemon serves again.
+
+Examples:
+  gpushctl mps stop 0 --wait=30m")]
     Stop {
         #[command(flatten)]
         of: Target,
         #[command(flatten)]
         force: Force,
+        #[command(flatten)]
+        queueing: Queueing,
         #[command(flatten)]
         followed: Followed,
     },

@@ -36,6 +36,13 @@ pub(crate) struct Queueing {
     pub(crate) seconds: Option<u64>,
 }
 
+impl Queueing {
+    /// How long to wait; `None` for not at all.
+    pub(crate) fn limit(self) -> Option<Duration> {
+        self.seconds.map(Duration::from_secs)
+    }
+}
+
 /// Why a change is made and for how long.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Lasting {

@@ -1,7 +1,8 @@
 //! Overrides, and the differences that a reload makes or would make.
 
 use gpush_api::{
-    ConfigDiff, Gpu, GpuDiff, Mode, Operation, Override, OverrideEnded, Overrides, Reloaded, SettingDiff, WantedView,
+    ConfigDiff, Gpu, GpuDiff, LeaseTerms, Mode, Operation, Override, OverrideEnded, Overrides, Reloaded, SettingDiff,
+    WantedView,
 };
 
 use super::{
@@ -217,7 +218,24 @@ fn wish(view: &WantedView, look: &Look) -> String {
         view.layout.as_ref().map_or_else(String::new, |layout| format!(": {}", look.clean(&layout.join(", "))));
     let shared = policy::words(view.mps.as_ref(), view.timeslice.as_ref());
     let shared = shared.map_or_else(String::new, |words| format!("; {words}"));
-    format!("{} ({rule}){layout}{shared}", view.mode.name())
+    let leases = view.lease.map_or_else(String::new, terms);
+    format!("{} ({rule}){layout}{shared}{leases}", view.mode.name())
+}
+
+/// What a rule says about leases, where it is not the default.
+fn terms(terms: LeaseTerms) -> String {
+    let usual = LeaseTerms::default();
+    let mut words = Vec::new();
+    if let Some(requirement) = terms.requirement {
+        words.push(format!("lease {}", requirement.name()));
+    }
+    if terms.at_end != usual.at_end {
+        words.push(format!("at_end {}", terms.at_end.name()));
+    }
+    if terms.owner != usual.owner {
+        words.push(format!("owner {}", terms.owner.name()));
+    }
+    words.into_iter().map(|word| format!("; {word}")).collect()
 }
 
 /// Describes what an operation that has just ended did to overrides, from the GPUs before and after it.

@@ -2,12 +2,15 @@
 
 use std::{fs, path::PathBuf};
 
-use gpush_api::{AuditRecord, GpuState, Operation, OperationState};
+use gpush_api::{AuditRecord, EndReason, GpuState, LeaseState, Operation, OperationState};
 use gpush_tests::{
     agent::{Agent, Setup},
     host::Host,
+    mps::{lease_becomes, lease_now},
 };
 use serde_json::json;
+
+use crate::leases::request;
 
 const CONFIG: &str = "[[gpu]]\nname = \"lab\"\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"3g.40gb*2\"]\n";
 
@@ -112,4 +115,24 @@ fn start_with_earlier_clock_keeps_records_and_warns() {
     assert!(after.len() > trail && after.is_sorted_by_key(|record| record.sequence), "{after:?}");
     assert_eq!(agent.operation(&ahead.id).state, OperationState::Done);
     agent.stop();
+}
+
+/// A lease ends when its time is over by either clock, so that a clock that is set back does not lengthen it.
+#[test]
+fn lease_expires_although_the_clock_is_set_back_or_forward() {
+    let Some(library) = faketime("leases and a clock that is set") else { return };
+    let host = Host::up("dgx-a100");
+    let clock = Clock::of(&host, library);
+    clock.set("+0");
+    let agent = clock.start(&host);
+    let lease = |seconds: u64| {
+        let body = json!({ "share": { "kind": "mig_profile", "profile": "3g.40gb" }, "duration_s": seconds });
+        request(&agent, &body).expect("a lease").lease.id
+    };
+    let (short, long) = (lease(3), lease(3600));
+    clock.set("-1d");
+    assert_eq!(lease_becomes(&agent, short, LeaseState::Ended).reason, Some(EndReason::Expired));
+    assert_eq!(lease_now(&agent, long).state, LeaseState::Active);
+    clock.set("+2h");
+    assert_eq!(lease_becomes(&agent, long, LeaseState::Ended).reason, Some(EndReason::Expired));
 }

@@ -105,6 +105,33 @@ fn openapi_description_is_served_and_lists_every_path() {
 }
 
 #[test]
+fn unknown_query_parameter_is_refused_on_every_route() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let described = agent.get("/v1/openapi.json").json();
+    let mut tried = 0;
+    for (path, methods) in described["paths"].as_object().expect("paths") {
+        let parts: Vec<&str> = path.split('/').map(|part| if part.starts_with('{') { "0" } else { part }).collect();
+        let path = parts.join("/");
+        for method in methods.as_object().expect("methods").keys().map(|method| method.to_uppercase()) {
+            for query in ["misspelt=1", "misspelt", "%6disspelt=%00&x=y"] {
+                let headers = "content-type: application/json\r\n";
+                let answer = agent.request(&method, &format!("{path}?{query}"), headers, b"{}");
+                assert_eq!(answer.status, 400, "{method} {path}?{query}: {}", String::from_utf8_lossy(&answer.body));
+                let error = answer.error();
+                assert!(error.code == Code::BadRequest && error.hint.is_some(), "{method} {path}: {error:?}");
+                assert!(error.message.contains("isspelt"), "{method} {path}: {error:?}");
+            }
+            tried += 1;
+        }
+    }
+    assert!(tried >= 40, "{tried} routes");
+    // Nothing was changed, and an empty query is none.
+    assert_eq!(agent.get("/v1/operations").json(), json!([]));
+    assert_eq!(agent.get("/v1/version?").status, 200);
+}
+
+#[test]
 fn gpu_is_found_by_index_uuid_and_pci_address() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");

@@ -9,12 +9,13 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Code, EndReason, LeaseGrant, LeaseState};
+use gpush_api::{Code, EndReason, LeaseGrant, LeaseId, LeaseState};
 use gpush_tests::{
     agent::{Agent, Setup, truth},
     dice::Dice,
     host::Host,
     mps::{lease_becomes, lease_now, release},
+    strace,
 };
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
@@ -24,7 +25,9 @@ use crate::{
     leases::{MIG, WHOLE, leases, request, two_gpus},
 };
 
-/// A user who sends 10,000 requests.
+const TIMESLICED: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 16 }\n";
+
+/// A user with 10,000 requests.
 const GREEDY: u32 = 64_003;
 
 const FLOOD: &str = r#"
@@ -298,6 +301,73 @@ fn full_disk_refuses_a_grant_and_allows_a_release() {
     lease_becomes(&agent, first.lease.id, LeaseState::Ended);
     disk.free();
     agent.until("a lease", || request(&agent, &body).ok());
+    agent.stop();
+}
+
+/// The lines of a log about what gpushd could not do with leases.
+fn failures(log: &str) -> Vec<&str> {
+    let is_failure = |line: &&str| (line.contains("ERROR") || line.contains("WARN")) && line.contains("lease");
+    log.lines().filter(is_failure).collect()
+}
+
+#[test]
+fn full_disk_lets_leases_expire_without_a_line_each_time() {
+    const LEASES: usize = 16;
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
+    let Some(disk) = Disk::mount(Setup::on(&host).state_dir()) else { return };
+    let agent = Agent::start(&host, TIMESLICED);
+    agent.wait_for_layouts_at_start();
+    let body = json!({ "share": { "kind": "timeslice" }, "duration_s": 4 });
+    let granted: Vec<_> = (0..LEASES).map(|_| request(&agent, &body).expect("a lease").lease.id).collect();
+    disk.fill();
+    let before = failures(&agent.log()).len();
+    for id in &granted {
+        assert_eq!(lease_becomes(&agent, *id, LeaseState::Ended).reason, Some(EndReason::Expired));
+    }
+    let log = agent.log();
+    let lines = &failures(&log)[before..];
+    println!("{LEASES} leases have expired on a full disk: {} lines", lines.len());
+    assert!(lines.len() <= LEASES, "the reserve covers their ends; one line for a lease at most: {lines:#?}");
+    disk.free();
+    agent.stop();
+}
+
+/// Where even the reserve does not help, each lease is in the log once, however often gpushd tries.
+#[test]
+fn end_that_cannot_be_recorded_is_logged_once_for_each_lease() {
+    const LEASES: usize = 16;
+    if !strace::works("ends of leases that cannot be recorded") {
+        return;
+    }
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
+    let agent = Agent::start(&host, TIMESLICED);
+    agent.wait_for_layouts_at_start();
+    let body = json!({ "share": { "kind": "timeslice" }, "duration_s": 4 });
+    let granted: Vec<_> = (0..LEASES).map(|_| request(&agent, &body).expect("a lease").lease.id).collect();
+    // From now on every write to the disk fails.
+    let pid = agent.pid().to_string();
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64,fallocate"]);
+    strace.args(["-e", "inject=pwrite64,fallocate:error=ENOSPC", "-p", &pid]);
+    let mut strace = strace.spawn().expect("strace");
+    let about = |id: &LeaseId| {
+        let (log, name) = (agent.log(), format!("lease {id}"));
+        failures(&log)
+            .iter()
+            .filter(|line| line.contains(&format!("{name},")) || line.contains(&format!("{name} ")))
+            .count()
+    };
+    agent.await_that("a line for each lease", || granted.iter().all(|id| about(id) > 0));
+    // Several times the interval at which gpushd tries again.
+    thread::sleep(Duration::from_secs(4));
+    let counts: Vec<usize> = granted.iter().map(about).collect();
+    assert!(counts.iter().all(|count| *count <= 2), "that it is releasing, and its end: {counts:?}");
+    assert!(leases(&agent).len() == LEASES, "their capacity stays in use");
+    strace.kill().expect("strace");
+    strace.wait().expect("its end");
+    for id in granted {
+        lease_becomes(&agent, id, LeaseState::Ended);
+    }
     agent.stop();
 }
 

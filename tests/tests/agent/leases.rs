@@ -48,7 +48,8 @@ fn gang_of_whole_gpus_gets_all_or_none() {
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     let named = format!("lease {} of", first.lease.id);
     assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
-    assert_eq!(release(&agent, first.lease.id).state, LeaseState::Ended, "nothing uses it");
+    release(&agent, first.lease.id);
+    lease_becomes(&agent, first.lease.id, LeaseState::Ended);
     let both = whole(2).expect("both GPUs");
     assert_eq!(both.lease.members.len(), 2);
     let visible = both.environment.iter().find(|(name, _)| name == "CUDA_VISIBLE_DEVICES").expect("devices");

@@ -13,6 +13,7 @@ mod hangups;
 mod http;
 mod journald;
 mod lease_attacks;
+mod lease_queue;
 mod leases;
 mod lifecycle;
 mod reports;

@@ -295,3 +295,99 @@ fn blocking_leases_are_named() {
     let (code, text) = run(&agent, &["gpu", "drain", "0", "--timeout", "1s"]);
     assert!(code == 8 && text.contains(&id), "{text}");
 }
+
+/// A command in the environment of the simulated host, whose nvidia-smi knows its GPUs.
+fn on_host(host: &Host, agent: &Agent, args: &[&str]) -> Child {
+    let mut command: Command = host.command(program("gpushctl"));
+    command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl")
+}
+
+fn ended(args: &[&str], child: Child) -> (i32, String) {
+    let output = child.wait_with_output().expect("an end");
+    (output.status.code().expect("a status"), transcript::transcript(args, &output))
+}
+
+fn is_cordoned(agent: &Agent, index: u32) -> bool {
+    !agent.gpu(index).cordons.is_empty()
+}
+
+#[test]
+fn reset_and_maintenance_wait_for_a_lease_when_asked() {
+    let (host, agent) = started();
+    for args in [&["gpu", "reset", "1", "--wait"][..], &["maintenance", "enter", "--wait"]] {
+        let id = request(&agent, &["--whole", "-g", "1", "--for", "1h"]);
+        let mut waiting = on_host(&host, &agent, args);
+        agent.await_that("the GPU is cordoned", || is_cordoned(&agent, 1));
+        assert!(waiting.try_wait().expect("a state").is_none(), "it waits for {id}");
+        // Nothing new is granted meanwhile.
+        let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "-g", "1"]);
+        assert_ne!(code, 0, "{text}");
+        done(&agent, &["lease", "release", &id]);
+        let (code, text) = ended(args, waiting);
+        assert_eq!(code, 0, "{text}");
+        let is_in = agent.get("/v1/health").json()["maintenance"].is_object();
+        assert_eq!(is_in, args[0] == "maintenance", "{text}");
+        if is_in {
+            done(&agent, &["maintenance", "leave"]);
+        }
+        agent.await_that("no cordon is left", || !is_cordoned(&agent, 0) && !is_cordoned(&agent, 1));
+    }
+}
+
+#[test]
+fn reset_and_maintenance_that_wait_too_long_change_nothing() {
+    let (host, agent) = started();
+    let id = request(&agent, &["--whole", "-g", "1", "--for", "1h"]);
+    for args in [&["gpu", "reset", "1", "--wait=1s"][..], &["maintenance", "enter", "--wait=1s"]] {
+        let (code, text) = ended(args, on_host(&host, &agent, args));
+        assert!(code == 8 && text.contains(&id), "{text}");
+        assert!(!agent.get("/v1/health").json()["maintenance"].is_object(), "{text}");
+        assert!(!is_cordoned(&agent, 0) && !is_cordoned(&agent, 1), "{text}");
+    }
+    assert_eq!(lease(&agent, &id).state, LeaseState::Active);
+}
+
+#[test]
+fn leased_devices_are_granted_in_each_list() {
+    let (_host, agent) = started();
+    let id = request(&agent, &["--mig", "3g.40gb", "--for", "1h"]);
+    let whole = request(&agent, &["--whole", "-g", "1", "--for", "1h"]);
+    let status = done(&agent, &["status"]);
+    assert!(status.contains("3 MIG devices, 0 in use, 1 granted"), "{status}");
+    assert!(status.contains("◐ 3g.40gb") && status.contains("◐ whole GPU") && status.contains("○ 1g.10gb"), "{status}");
+    let shown = done(&agent, &["gpu", "show", "0"]);
+    assert!(shown.contains("granted") && shown.contains("idle"), "{shown}");
+    let devices: Vec<MigDevice> = serde_json::from_str(&done(&agent, &["mig", "list", "--json"])).expect("devices");
+    let usage = |profile: &str| devices.iter().find(|one| one.profile == profile).expect("a device").usage;
+    assert_eq!((usage("3g.40gb"), usage("1g.10gb")), (DeviceUse::Granted, DeviceUse::Free));
+    done(&agent, &["lease", "release", &id, &whole]);
+    assert!(!done(&agent, &["status"]).contains('◐'));
+}
+
+#[test]
+fn refusal_names_the_largest_free_device_and_quiet_hides_warnings() {
+    let (_host, agent) = started();
+    request(&agent, &["--mig", "3g.40gb", "--for", "1h"]);
+    let (code, text) = run(&agent, &["lease", "request", "--mig", "3g.40gb", "--for", "1h"]);
+    assert!(code == 4 && text.contains("the largest free MIG device is 1g.10gb, on GPU 0"), "{text}");
+    assert!(text.contains("request 1g.10gb, or add `--wait`"), "{text}");
+    let two = ["lease", "request", "--mig", "1g.10gb", "--count", "2", "--for", "1h"];
+    let (code, text) = run(&agent, &[&two[..], &["-q"]].concat());
+    assert!(code == 0 && !text.contains("warning"), "{text}");
+    let id = leases(&agent).pop().expect("a lease").id.to_string();
+    done(&agent, &["lease", "release", &id]);
+    let (code, text) = run(&agent, &two);
+    assert!(code == 0 && text.contains("warning: one process uses one MIG device"), "{text}");
+}
+
+#[test]
+fn reload_shows_changed_terms_of_leases() {
+    let (_host, agent) = started();
+    let changed = CONFIG.replace("mode = \"exclusive\"", "mode = \"exclusive\"\nowner = \"slurm\"\nat_end = \"end\"");
+    agent.write_config(&changed);
+    for args in [["config", "diff"], ["config", "reload"]] {
+        let (_, text) = run(&agent, &args);
+        assert!(text.contains("GPU 1") && text.contains("; at_end end; owner slurm"), "{text}");
+    }
+}

@@ -120,7 +120,7 @@ fn only_idle_gpu_is_reset() {
         std::thread::yield_now();
     }
     let (code, text) = run_in(&host, &agent, &["gpu", "reset", "0"]);
-    assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu drain 0"), "{text}");
+    assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu reset 0 --wait"), "{text}");
 }
 
 /// As `run`, in the environment of the simulated host, whose nvidia-smi knows its GPUs.

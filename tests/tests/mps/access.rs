@@ -69,6 +69,7 @@ fn client_waiting_for_its_server_counts_as_client() {
     assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     clear_faults(&host);
     assert!(waits.says().starts_with("active"), "the client is served until it ends");
+    release_all(&agent, "0");
     waits.end();
     reaches(&agent, "0", MpsState::Stopped);
 }
@@ -296,6 +297,7 @@ fn drain_without_a_deadline_removes_the_earlier_deadline() {
     assert!(["terminated", "lost"].contains(&ends.says().as_str()), "the deadline has passed");
     assert!(patient.lives() && patient.said().is_empty(), "the client outlives the removed deadline");
     assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
+    release_all(&agent, "0");
     patient.end();
     reaches(&agent, "0", MpsState::Stopped);
 }

@@ -125,9 +125,13 @@ fn stop_with_clients_is_refused_and_stopped_daemon_stays_so() {
         assert!(client.first.starts_with("active"), "{}", client.first);
         assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 3600 })).status, 200);
         let draining = reaches(&agent, "0", MpsState::Draining);
-        assert!(draining.reasons.iter().any(|reason| reason.contains("its client may finish")), "{draining:#?}");
+        assert!(
+            draining.reasons.iter().any(|reason| reason.contains("the leases on its target and its client")),
+            "{draining:#?}"
+        );
         assert_eq!(lease(&agent, "0", &json!({})).unwrap_err().code, Code::Conflict);
         client.end();
+        assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 1 })).status, 200);
         reaches(&agent, "0", MpsState::Stopped);
         assert_eq!(parts(&base(host)), []);
 

@@ -142,6 +142,55 @@ fn lease_exceeding_the_rule_is_refused_and_a_key_gets_one_lease() {
     drop(host);
 }
 
+/// A lease of half a daemon whose client was killed. `reaps` is whether its parent has waited for it when the next
+/// request comes.
+fn request_right_after_a_kill(rounds: usize, reaps: bool) {
+    let (host, agent) = ready(CONFIG);
+    let run = || {
+        let mut command = host.command(program("gpushctl"));
+        let words = ["--socket", agent.socket().to_str().expect("text"), "run", "--mps", "50", "--"];
+        command.args(words).arg(program("gpush-sim")).arg("mps-client");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("gpushctl");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("piped");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).expect("a line");
+        assert!(line.starts_with("active"), "{line}");
+        child
+    };
+    let (mut clients, mut refused) = (vec![run(), run()], Vec::new());
+    for round in 0..rounds {
+        let mut killed = clients.remove(0);
+        killed.kill().expect("it runs");
+        if reaps {
+            killed.wait().expect("its end");
+        }
+        // Without `wait`: gpushd waits for a lease whose process has ended.
+        let asked = std::time::Instant::now();
+        match lease(&agent, "0", &json!({ "percentage": 50 })) {
+            Ok(granted) => drop(release(&agent, granted.lease.id)),
+            Err(error) => refused.push((round, asked.elapsed(), error)),
+        }
+        killed.wait().expect("its end");
+        becomes(&agent, "0", "with one lease", |daemon| daemon.leases.len() == 1);
+        clients.push(run());
+    }
+    for mut client in clients {
+        client.kill().expect("it runs");
+        client.wait().expect("its end");
+    }
+    assert!(refused.is_empty(), "{} of {rounds}: {refused:#?}\n{}", refused.len(), agent.log());
+}
+
+#[test]
+fn share_of_a_killed_client_is_granted_at_once() {
+    request_right_after_a_kill(15, true);
+}
+
+#[test]
+fn share_of_a_client_that_is_a_zombie_is_granted_at_once() {
+    request_right_after_a_kill(15, false);
+}
+
 #[test]
 fn key_sent_for_several_targets_at_once_gets_one_lease() {
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 4\n");

@@ -15,21 +15,20 @@
 //!     │                      ▼
 //!     │                   GivenUp ── start requested ──► Starting
 //!     │
-//!  Stopping ◄── no clients left, or deadline ── Draining ◄── no longer desired (Ready, Hung, Fault)
+//!  Stopping ◄── not in use, or deadline ─────── Draining ◄── no longer desired (Ready, Hung, Fault)
 //!     │                                            └─ desired again ─► Ready, or Hung if it is silent
 //!     └─────── restart: desired again as soon as it has ended ──► Starting
 //! ```
 //!
-//! - When a rule no longer wants a daemon, the daemon drains: clients may run as long as they like. Only an explicit
-//!   request sets a deadline.
-//! - Admission is open only in `Ready`. In `Found`, users admitted before the restart keep their access.
-//! - A hung daemon with clients is left running unless the policy says otherwise: the clients still compute, and a
-//!   restart would end them.
-//! - A daemon whose server has a fault is also left running. It recovers when the affected clients have ended.
-//! - A daemon is also left running while another process, such as an administrator's front-end, holds its control
-//!   connection.
-//! - A daemon that is found running at start is adopted with its pid, and no second one is started. No action follows
-//!   until the caller reports whether it is desired.
+//! When a rule no longer wants a daemon, the daemon drains: clients may run as long as they like. Only an
+//! explicit request sets a deadline. A lease is in use like a client: its program may connect later, and without the
+//! daemon it would silently run without MPS. So a daemon drains until the leases have ended, and their holders keep
+//! their access. New users are admitted only in `Ready`; in `Found`, users admitted before the restart keep their
+//! access. A hung daemon with clients is left running unless the policy says otherwise: the
+//! clients still compute, and a restart would end them. So is a daemon whose server met a fault, which recovers
+//! when the affected clients have ended; and a daemon whose control connection another process holds, such as
+//! an administrator's front-end. A daemon that is found running at start is adopted with its pid; no second one
+//! is started. No action follows until the caller reports whether it is desired.
 
 mod words;
 
@@ -47,7 +46,9 @@ pub struct Supervisor {
     /// Number of clients; `None` if unknown. Then the daemon was found or does not answer, and the driver does not list
     /// clients either.
     clients: Option<usize>,
-    /// Times of the recent failures.
+    /// Whether users hold leases on its target.
+    leased: bool,
+    /// Times of the failures that still count.
     failed: VecDeque<Instant>,
 }
 
@@ -59,7 +60,7 @@ impl Supervisor {
     /// Creates the machine for a daemon of which nothing is known.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        Self { policy, state: State::Stopped, wanted: None, clients: Some(0), failed: VecDeque::new() }
+        Self { policy, state: State::Stopped, wanted: None, clients: Some(0), leased: false, failed: VecDeque::new() }
     }
 
     /// Returns the state of the daemon.
@@ -74,7 +75,13 @@ impl Supervisor {
         matches!(self.state, State::Ready { .. }) && self.wanted()
     }
 
-    /// Returns whether users of a found daemon keep their access.
+    /// Returns whether the holders of leases keep their access, although no other user gets any: the daemon drains.
+    #[must_use]
+    pub fn serves_leases(&self) -> bool {
+        matches!(self.state, State::Draining { .. }) && self.leased
+    }
+
+    /// Returns whether users of a found daemon keep their access for now.
     #[must_use]
     pub fn may_go_on(&self) -> bool {
         matches!(self.state, State::Found { .. } | State::Ready { .. }) && self.wanted != Some(false)
@@ -138,7 +145,12 @@ impl Supervisor {
         self.clients == Some(0)
     }
 
-    /// Returns the number of recent failures.
+    /// Returns whether it may end: no client is connected, and no user holds a lease.
+    fn is_unused(&self) -> bool {
+        self.is_idle() && !self.leased
+    }
+
+    /// Returns the number of failures that count.
     #[must_use]
     pub fn failures(&self) -> usize {
         self.failed.len()
@@ -179,7 +191,7 @@ impl Supervisor {
                 self.wanted = Some(false);
                 let served = matches!(self.state, State::Ready { .. } | State::Draining { served: true, .. });
                 match self.pid() {
-                    Some(pid) if !self.is_idle() && *within != Some(Duration::ZERO) => {
+                    Some(pid) if !self.is_unused() && *within != Some(Duration::ZERO) => {
                         self.state = State::Draining { pid, until: within.map(|within| now + within), served };
                         Vec::new()
                     }
@@ -253,12 +265,28 @@ impl Supervisor {
             Event::Clients(clients) => {
                 self.clients = *clients;
                 match self.state {
-                    State::Draining { .. } if self.is_idle() => self.stop(now),
+                    State::Draining { .. } if self.is_unused() => self.stop(now),
                     State::Hung { .. } => self.hung(now),
                     State::Stopped
                     | State::Starting { .. }
                     | State::Found { .. }
                     | State::Ready { .. }
+                    | State::Fault { .. }
+                    | State::BackingOff { .. }
+                    | State::GivenUp
+                    | State::Draining { .. }
+                    | State::Stopping { .. } => Vec::new(),
+                }
+            }
+            Event::Leased(leased) => {
+                self.leased = *leased;
+                match self.state {
+                    State::Draining { .. } if self.is_unused() => self.stop(now),
+                    State::Stopped
+                    | State::Starting { .. }
+                    | State::Found { .. }
+                    | State::Ready { .. }
+                    | State::Hung { .. }
                     | State::Fault { .. }
                     | State::BackingOff { .. }
                     | State::GivenUp
@@ -281,7 +309,7 @@ impl Supervisor {
                 Vec::new()
             }
             (false, State::Ready { pid, .. } | State::Hung { pid, .. } | State::Fault { pid }) => {
-                if self.is_idle() {
+                if self.is_unused() {
                     return self.stop(now);
                 }
                 let served = matches!(self.state, State::Ready { .. });

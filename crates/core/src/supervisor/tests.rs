@@ -92,6 +92,24 @@ fn undesired_daemon_is_drained_then_quit_then_killed() {
 }
 
 #[test]
+fn daemon_drains_until_its_leases_have_ended() {
+    let (mut one, now) = (ready(), at(1));
+    assert_eq!(one.step(&Event::Leased(true), now), []);
+    assert!(one.admits() && !one.serves_leases());
+    for event in [Event::Leave(None), Event::Wanted(false)] {
+        let mut one = one.clone();
+        assert_eq!(one.step(&event, now), [], "no client is connected, but a program may come");
+        assert_eq!(*one.state(), State::Draining { pid: PID, until: None, served: true });
+        assert!(!one.admits() && one.serves_leases());
+        assert_eq!(one.step(&Event::Clients(Some(1)), now), [], "the program of a lease has connected");
+        assert_eq!(one.step(&Event::Leased(false), now), [], "its lease is releasing");
+        assert!(!one.serves_leases());
+        assert_eq!(one.step(&Event::Clients(Some(0)), now), [Effect::Quit]);
+    }
+    assert_eq!(one.step(&Event::Leave(Some(Duration::ZERO)), now), [Effect::Quit], "a stop with force");
+}
+
+#[test]
 fn last_drain_deadline_counts() {
     let mut one = ready();
     one.step(&Event::Clients(Some(1)), at(1));
@@ -213,14 +231,15 @@ fn busy_control_connection_closes_admission_without_a_kill() {
 struct World {
     alive: bool,
     clients: usize,
+    leased: bool,
 }
 
 proptest! {
-    /// Holds for any order of events. There are never two daemons. Users are admitted only to a daemon that serves. A
-    /// daemon with clients is never killed without a request. The machine always moves towards the desired state.
+    /// In any order of events: there are never two daemons, users are admitted only to a daemon that serves, a
+    /// daemon is never killed unasked while it has clients or drains under a lease, and the desired state is always pursued.
     #[test]
     fn daemon_is_never_doubled_nor_killed_with_clients(
-        happens in proptest::collection::vec((0_u8..13, 0_u64..40), 1..300),
+        happens in proptest::collection::vec((0_u8..14, 0_u64..40), 1..300),
         patient in any::<bool>(),
     ) {
         let policy = Policy { restart_hung_with_clients: !patient, ..Policy::default() };
@@ -251,7 +270,15 @@ proptest! {
                 9 => Event::Leave((later < 30).then(|| Duration::from_secs(later))),
                 10 if later > 30 => Event::Restart,
                 11 if world.alive => Event::Busy,
+                12 => {
+                    world.leased = later > 20;
+                    Event::Leased(world.leased)
+                }
                 _ => Event::Tick,
+            };
+            let (drains, deadline) = match one.state() {
+                State::Draining { until, .. } => (true, *until),
+                _ => (false, None),
             };
             let was_draining = matches!(one.state(), State::Draining { .. } | State::Stopping { .. })
                 || matches!(event, Event::Restart | Event::Leave(Some(Duration::ZERO)));
@@ -264,13 +291,17 @@ proptest! {
                     Effect::Kill | Effect::Quit => {
                         let asked = was_draining || !patient;
                         prop_assert!(world.clients == 0 || asked, "{:?} under {} clients", effect, world.clients);
+                        let is_over = deadline.is_some_and(|until| until <= now);
+                        let ends = matches!(event, Event::Restart | Event::Leave(Some(Duration::ZERO)));
+                        prop_assert!(!(world.leased && drains) || is_over || ends, "{:?} under a lease", effect);
                     }
                     Effect::TellGivenUp | Effect::TellHung => {}
                 }
             }
-            admitted = one.admits();
+            admitted = one.admits() || one.serves_leases();
             let serves = matches!(one.state(), State::Ready { .. });
-            prop_assert!(!admitted || serves, "{:?}", one.state());
+            prop_assert!(!one.admits() || serves, "{:?}", one.state());
+            prop_assert!(!one.serves_leases() || world.leased, "{:?}", one.state());
             // A daemon that is desired but absent has a next step, or was given up.
             if one.wanted() && !world.alive {
                 prop_assert!(one.due().is_some() || *one.state() == State::GivenUp, "{:?}", one.state());

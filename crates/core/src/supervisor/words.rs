@@ -81,7 +81,7 @@ pub enum State {
     },
     /// It ended too often.
     GivenUp,
-    /// It is no longer desired, but still runs because it has clients.
+    /// No longer desired, but it has clients, or users hold leases.
     Draining {
         /// Pid of the daemon.
         pid: i32,
@@ -152,6 +152,8 @@ pub enum Event {
     Ended,
     /// Its number of clients; `None` if unknown.
     Clients(Option<usize>),
+    /// Whether users hold leases on its target. Their programs may connect at any time.
+    Leased(bool),
     /// A timer fired.
     Tick,
 }

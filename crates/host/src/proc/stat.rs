@@ -7,7 +7,7 @@ use procfs::{
     process::{ProcState, Stat},
 };
 
-use super::{AnyPid, open, read};
+use super::{AnyPid, open, read, status::Status};
 
 /// Tolerance for rounding: the start time of a process and the time since boot are both rounded.
 const ROUNDING: Duration = Duration::from_millis(50);
@@ -32,7 +32,22 @@ pub fn is_alive(pid: impl AnyPid) -> bool {
     living(pid).is_some()
 }
 
-/// Returns whether a process is alive and began at least `ago` ago. A younger process is another one with the same pid.
+/// Set in the flags of a process that is exiting (`PF_EXITING`).
+const EXITING: u32 = 0x4;
+
+/// Returns whether a process has ended, is exiting, or has been sent SIGKILL. `kill -9` returns before the process has
+/// ended, on a busy machine long before.
+pub fn is_ending(pid: impl AnyPid) -> bool {
+    const SIGKILL: u64 = 1 << (nix::libc::SIGKILL - 1);
+    match stat(pid) {
+        Some(stat) if is_living(&stat) => {
+            stat.flags & EXITING != 0 || Status::of(pid).is_none_or(|status| status.pending & SIGKILL != 0)
+        }
+        Some(_) | None => true,
+    }
+}
+
+/// Returns whether a process is alive that began at least `ago` ago: a younger one has the pid of another.
 pub fn is_alive_since(pid: impl AnyPid, ago: Duration) -> bool {
     let Some(stat) = living(pid) else { return false };
     let ticks = now().saturating_sub(stat.starttime);

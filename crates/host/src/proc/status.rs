@@ -15,6 +15,8 @@ pub struct Status {
     /// Pids in nested namespaces, beginning with the namespace of gpushd's `/proc`; empty if unknown. A single entry
     /// means that the process is in the pid namespace of that `/proc`.
     pub pids: Vec<u32>,
+    /// Signals that were sent and have had no effect yet, as a mask: bit 0 is signal 1.
+    pub pending: u64,
 }
 
 impl Status {
@@ -31,7 +33,13 @@ impl Status {
             let line = whole.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
             line.split_whitespace().map(|word| word.parse().ok()).collect()
         };
+        let mask = |name: &str| -> u64 {
+            let line = whole.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.and_then(|line| u64::from_str_radix(line.trim(), 16).ok()).unwrap_or_default()
+        };
         Some(Self {
+            // Of the first thread, and of the process.
+            pending: mask("SigPnd") | mask("ShdPnd"),
             uids: field("Uid")?.try_into().ok()?,
             groups: field("Groups").unwrap_or_default(),
             pids: field("NSpid").unwrap_or_default(),
@@ -76,12 +84,14 @@ mod tests {
     use super::*;
 
     const STATUS: &str = "Name:\tbash\nUid:\t1000\t1001\t1002\t1003\nGid:\t1\t1\t1\t1\nGroups:\t4 27 1000 \n\
-                          NStgid:\t70\t3\nNSpid:\t70\t3\n";
+                          NStgid:\t70\t3\nNSpid:\t70\t3\nSigPnd:\t0000000000000100\n\
+                          ShdPnd:\t0000000000000001\n";
 
     #[test]
     fn status_gives_uids_groups_and_pids() {
         let status = Status::parse(STATUS).unwrap();
-        let expected = Status { uids: [1000, 1001, 1002, 1003], groups: vec![4, 27, 1000], pids: vec![70, 3] };
+        let expected =
+            Status { uids: [1000, 1001, 1002, 1003], groups: vec![4, 27, 1000], pids: vec![70, 3], pending: 0x101 };
         assert_eq!((status.uid(), &status), (1001, &expected));
         assert_eq!(Status::parse(""), None);
         assert_eq!(Status::parse("Uid:\t1\t2\t3\n"), None);

@@ -29,6 +29,7 @@ impl SupervisorTask {
             }
         }
         self.users = users;
+        self.check_leases().await;
         self.update_access();
         if self.access.is_some() || self.spec.is_none() {
             return Ok(());
@@ -37,7 +38,23 @@ impl SupervisorTask {
         Err(ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`"))
     }
 
-    /// Ends the daemon of the previous user, and starts one for another user.
+    /// Tells the supervisor whether users hold leases: a daemon that drains waits for them.
+    pub(super) async fn check_leases(&mut self) {
+        let leased = !(self.sources.recorded_users)().is_empty();
+        let drains_for_them = self.supervisor.serves_leases();
+        if drains_for_them && !leased {
+            // The program of a lease may have connected since the last probe.
+            self.step(Event::Clients(None)).await;
+        }
+        // Revokes the access of those whose leases have ended.
+        self.step(Event::Leased(leased)).await;
+        if drains_for_them && !leased {
+            self.abort_probe();
+            self.probe_now(None);
+        }
+    }
+
+    /// Ends the daemon of a user who has left, and starts one for another user.
     async fn hand_over(&mut self, uid: u32) -> Result<(), ApiError> {
         // No client is connected, so ending and starting are fast.
         let until = Instant::now() + DEADLINE + DEADLINE;
@@ -151,12 +168,14 @@ impl SupervisorTask {
         self.update_access();
     }
 
-    /// Grants access to the pipe directory while the daemon serves, or while an adopted daemon waits for its desired
-    /// state. Otherwise revokes it. Compares with the access that was last set, not with the last state, because a
-    /// previous gpushd or a dead daemon may have left access granted.
+    /// Grants access to the pipe directory while the daemon serves, or drains until leases have ended, or while an
+    /// adopted daemon waits for its desired state. Otherwise revokes it. Compares with the access that was last set, not
+    /// with the last state, because a previous gpushd or a dead daemon may have left access granted.
     pub(super) fn update_access(&mut self) {
         let Some(spec) = &self.spec else { return };
-        let open = self.supervisor.admits() || self.keeps_found_access && self.supervisor.may_go_on();
+        let open = self.supervisor.admits()
+            || self.supervisor.serves_leases()
+            || self.keeps_found_access && self.supervisor.may_go_on();
         let access = (spec.tenure, if open && !self.admission_closed { self.users.clone() } else { BTreeSet::new() });
         if self.access.as_ref() == Some(&access) {
             return;

@@ -182,6 +182,8 @@ pub struct Report {
     pub clients_known: bool,
     /// Clients that wait for a server.
     pub waiting: Vec<i32>,
+    /// Whether it drains until the leases on its target have ended.
+    pub serves_leases: bool,
     /// Whether leftovers run although the daemon is stopped.
     pub behind: bool,
     /// When gpushd ends the remaining clients.

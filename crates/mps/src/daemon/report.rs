@@ -61,6 +61,7 @@ impl SupervisorTask {
             clients: self.health.clients.clone(),
             clients_known: self.supervisor.clients().is_some(),
             waiting: self.health.waiting(),
+            serves_leases: self.supervisor.serves_leases(),
             behind: self.leftovers.is_some(),
             until: self
                 .drain_deadline()

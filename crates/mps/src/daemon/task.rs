@@ -254,14 +254,14 @@ impl SupervisorTask {
         }
     }
 
-    /// Returns whether the daemon is draining and all its clients are alive. In this case a probe is not useful: it
-    /// would report nothing new and add lines to the daemon's log.
+    /// Returns whether the daemon drains, and all its clients are alive, or leases may still bring some. A probe would then
+    /// report little that is new, and writes lines into the daemon's log.
     fn waits_for_living_clients(&self) -> bool {
         let clients = self.health.clients.iter().map(|(_, client)| *client);
         let mut clients = clients.chain(self.health.pending()).peekable();
         matches!(self.supervisor.state(), State::Draining { .. })
             && self.last_reply.is_some_and(|reply| reply.elapsed() < self.probe_interval().min(DRAIN_PROBE))
-            && clients.peek().is_some()
+            && (clients.peek().is_some() || self.supervisor.serves_leases())
             && clients.all(proc::is_alive)
     }
 
@@ -301,6 +301,7 @@ impl SupervisorTask {
         if !is_desired && self.supervisor.pid().is_some() {
             self.close_and_check_empty().await;
         }
+        self.check_leases().await;
         self.step(Event::Wanted(is_desired)).await;
         self.reopen_admission();
         self.supervisor.pid().is_some()
@@ -325,6 +326,7 @@ impl SupervisorTask {
             }
             Request::Drain(within) => {
                 self.close_and_check_empty().await;
+                self.check_leases().await;
                 self.step(Event::Leave(within)).await;
                 self.drain_leftovers(within.map(|within| Instant::now() + within)).await;
                 self.reopen_admission();

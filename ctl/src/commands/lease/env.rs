@@ -54,7 +54,7 @@ fn print(
             (None, None) => return Ok(0),
         };
         let printed = typed(&granted).map_err(Failure::from).and_then(|environment| {
-            grant::warn(&granted, out);
+            grant::warn(&granted, quiet, out);
             out.verbatim(environment.text(format).as_bytes())
         });
         if let (Err(failure), Some(_)) = (printed, &asked) {

@@ -28,7 +28,7 @@ const POLL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) request: LeaseRequest,
-    /// Whether to hide the position in the queue.
+    /// Whether neither the place in the queue nor warnings are shown.
     pub(super) quiet: bool,
 }
 
@@ -85,8 +85,11 @@ fn is_own(lease: &Lease) -> bool {
     matches!(lease.state, LeaseState::Queued | LeaseState::Granting) && pid == Some(std::process::id())
 }
 
-/// Prints the warnings of a grant.
-pub(super) fn warn(granted: &LeaseGrant, out: &Output) {
+/// Prints the warnings of a grant, unless the command is to be quiet.
+pub(super) fn warn(granted: &LeaseGrant, quiet: bool, out: &Output) {
+    if quiet {
+        return;
+    }
     for warning in &granted.warnings {
         out.remark(&(out.look.wrap("warning: ", &out.look.clean(warning)).join("\n") + "\n"));
     }

@@ -59,16 +59,16 @@ pub(super) fn run(global: &Global, command: args::Lease, out: &Output) -> Outcom
 async fn requested(client: &mut Client, global: &Global, asked: &Asked, out: &Output) -> Outcome {
     let granted = grant::granted(client, global, asked, out).await?;
     let gpus = gpus(client).await;
-    if let Err(failure) = print(&granted, &gpus, out) {
-        // The user did not get the id, so the lease is released.
+    if let Err(failure) = print(&granted, &gpus, asked.quiet, out) {
+        // The user does not know the id.
         let _ = client.lease_release(granted.lease.id).await;
         return Err(failure);
     }
     Ok(0)
 }
 
-fn print(granted: &LeaseGrant, gpus: &[Gpu], out: &Output) -> Result<(), Failure> {
-    grant::warn(granted, out);
+fn print(granted: &LeaseGrant, gpus: &[Gpu], quiet: bool, out: &Output) -> Result<(), Failure> {
+    grant::warn(granted, quiet, out);
     if out.json {
         return out.document(granted);
     }

@@ -46,7 +46,7 @@ pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
         Ok(found) => found,
         Err(failure) => return own(failure, NO_COMMAND, out),
     };
-    grant::warn(&granted, out);
+    grant::warn(&granted, args.quiet, out);
     if is_new && !args.quiet && std::io::stderr().is_terminal() {
         out.remark(&lease::started(&granted.lease, &out.look));
     }

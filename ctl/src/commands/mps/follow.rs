@@ -45,7 +45,12 @@ pub(super) enum Change {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Watch {
     Not,
-    For { limit: Option<Duration>, quiet: bool },
+    For {
+        limit: Option<Duration>,
+        quiet: bool,
+        /// Whether the change is undone when it has not reached its end.
+        undone: bool,
+    },
 }
 
 /// The progress of a change.
@@ -81,8 +86,27 @@ pub(super) async fn end(
     watched(client, what, &before, accepted, watch, out).await
 }
 
-/// Returns the progress of a change, from the daemon before it and now. `going` says whether an intermediate state was
-/// seen.
+/// Stops a daemon once it is not in use. After `limit` it serves again.
+pub(super) async fn stop_when_free(
+    client: &mut Client,
+    target: &str,
+    limit: Duration,
+    detach: bool,
+    quiet: bool,
+    out: &Output,
+) -> Outcome {
+    let before = client.mps_daemon(target).await?;
+    let watch = if detach { Watch::Not } else { Watch::For { limit: Some(limit), quiet, undone: true } };
+    let how = MpsEndRequest { force: false, end_after_s: None };
+    let ended = end(client, Change::Drain, &before.target, &how, watch, out).await;
+    if matches!(ended, Ok(status) if status == Code::TimedOut.exit_status() || status == INTERRUPTED) {
+        client.mps_start(&before.target).await?;
+        out.remark(&format!("{}: not stopped, it serves again\n", label(&before, &out.look)));
+    }
+    ended
+}
+
+/// Returns the progress of a change, from the daemon before and now. `going` says that the change was seen in progress.
 fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Far {
     // If gpushd has only recorded the request, the daemon is still in its previous state.
     let moved = going || (before.state, before.since, before.pid) != (now.state, now.since, now.pid);
@@ -146,7 +170,7 @@ async fn watched(
     watch: Watch,
     out: &Output,
 ) -> Outcome {
-    let Watch::For { limit: timeout, quiet } = watch else {
+    let Watch::For { limit: timeout, quiet, undone } = watch else {
         out.show(&now, |look| change::ended(&now, look))?;
         return Ok(0);
     };
@@ -177,14 +201,16 @@ async fn watched(
         let asked = tokio::select! {
             _ = interrupt.recv() => {
                 progress.end();
-                out.remark(&goes_on(&now, None, out));
+                if !undone {
+                    out.remark(&goes_on(&now, None, out));
+                }
                 return Ok(INTERRUPTED);
             }
             () = &mut limit => {
                 progress.end();
                 if out.json {
                     out.document(&now)?;
-                } else {
+                } else if !undone {
                     out.remark(&goes_on(&now, timeout, out));
                 }
                 return Ok(Code::TimedOut.exit_status());

@@ -75,7 +75,11 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
             out.show(&set, |look| change::set(&set, look))?;
         }
         Mps::Start { of, followed } => return follow::start(client, of.text(), watch(followed), out).await,
-        Mps::Stop { of, force, followed } => {
+        Mps::Stop { of, force, queueing, followed } if queueing.seconds.is_some() && !force.force => {
+            let limit = queueing.limit().unwrap_or_default();
+            return follow::stop_when_free(client, of.text(), limit, followed.detach, followed.quiet, out).await;
+        }
+        Mps::Stop { of, force, queueing: _, followed } => {
             let how = MpsEndRequest { force: force.force, end_after_s: None };
             return follow::end(client, Change::Stop, of.text(), &how, watch(followed), out).await;
         }
@@ -85,7 +89,7 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
         }
         Mps::Drain { of, end_after, timeout, detach, quiet } => {
             let how = MpsEndRequest { force: false, end_after_s: end_after };
-            let watch = if detach { Watch::Not } else { Watch::For { limit: timeout, quiet } };
+            let watch = if detach { Watch::Not } else { Watch::For { limit: timeout, quiet, undone: false } };
             return follow::end(client, Change::Drain, of.text(), &how, watch, out).await;
         }
         Mps::Logs { of, number, all, follow: false } => logs::last(client, of.text(), number, all, out).await?,
@@ -95,7 +99,7 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
 }
 
 fn watch(Followed { timeout, detach, quiet }: Followed) -> Watch {
-    if detach { Watch::Not } else { Watch::For { limit: Some(timeout), quiet } }
+    if detach { Watch::Not } else { Watch::For { limit: Some(timeout), quiet, undone: false } }
 }
 
 /// Returns the targets on the selected GPUs, or all targets without selectors.

@@ -197,18 +197,25 @@ pub(super) fn drain(world: &mut World, dice: &mut Dice) -> bool {
     if target.stopped {
         return false;
     }
-    let has_clients = !target.clients.is_empty();
+    let is_used = target.is_used();
     let answer = act(world.agent(), name, "drain", &json!({}));
     if answer.status != 200 {
         world.fail(&format!("drain of {name}: {:?}", answer.error()));
     }
-    if has_clients {
+    if is_used {
         reaches(world.agent(), name, MpsState::Draining);
         let target = world.targets.get_mut(name).expect("a target");
         let lost = target.clients.iter_mut().any(|client| !client.lives() || !client.said().is_empty());
         let clients = std::mem::take(&mut target.clients);
         if lost {
             world.fail("a client was lost to a drain");
+        }
+        while world.targets.get(name).is_some_and(|target| !target.leases.is_empty()) {
+            let id = world.targets.get_mut(name).expect("a target").leases.remove(0).id;
+            let answer = world.agent().post(&format!("/v1/leases/{id}/release"), &json!({}));
+            if answer.status != 200 {
+                world.fail(&format!("the release of {id}: {:?}", answer.error()));
+            }
         }
         clients.into_iter().for_each(Client::end);
     }

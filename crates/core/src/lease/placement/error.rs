@@ -4,7 +4,7 @@ use gpush_api::LeaseKind;
 
 use crate::nearest::nearest_few;
 
-use super::{Closed, GpuOffer, Host, Policy, Wanted, WantedDevice, WantedShare, gang};
+use super::{Closed, GpuOffer, Host, MpsOffer, Policy, Wanted, WantedDevice, WantedShare, gang};
 
 /// Why a request cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +32,27 @@ pub enum NoAssignment {
     Busy {
         /// The obstacles, by GPU index. GPUs that do not offer the kind are omitted.
         obstacles: Vec<(u32, Obstacle)>,
+        /// The largest share of the kind that is free; `None` when nothing is free, or all shares are alike.
+        largest: Option<LargestFree>,
+    },
+}
+
+/// The largest share that is free.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LargestFree {
+    /// A part of an MPS target, in tenths of a percent.
+    Percentage {
+        /// Index of its GPU.
+        gpu: u32,
+        /// Size.
+        tenths: u32,
+    },
+    /// A MIG device.
+    Device {
+        /// Index of its GPU.
+        gpu: u32,
+        /// Profile of its compute instance.
+        profile: String,
     },
 }
 
@@ -68,7 +89,43 @@ pub(super) fn explain(host: &Host, wanted: &Wanted, policy: Policy) -> NoAssignm
         return NoAssignment::TooLarge { most };
     }
     let offering = selected.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
-    NoAssignment::Busy { obstacles: offering.map(|gpu| (gpu.index, obstacle(gpu, wanted, policy))).collect() }
+    let obstacles = offering.map(|gpu| (gpu.index, obstacle(gpu, wanted, policy))).collect();
+    NoAssignment::Busy { obstacles, largest: largest_free(&selected, wanted) }
+}
+
+fn largest_free(host: &Host, wanted: &Wanted) -> Option<LargestFree> {
+    let open = host.gpus.iter().filter(|gpu| gpu.closed.is_none());
+    match wanted.share {
+        WantedShare::Mps { .. } => {
+            let targets = open.flat_map(|gpu| gpu.mps.iter().map(move |mps| (gpu.index, mps)));
+            let fits = |(_, mps): &(u32, &MpsOffer)| {
+                wanted.targets.as_ref().is_none_or(|targets| targets.contains(&mps.target))
+                    && mps.user.is_none_or(|user| user == wanted.holder)
+                    && mps.leases < mps.most_leases
+            };
+            // One lease has at most the whole target, also where the leases together may have more.
+            let free = |mps: &MpsOffer| mps.capacity_tenths.saturating_sub(mps.taken_tenths).min(1000);
+            let sizes = targets.filter(fits).map(|(gpu, mps)| (free(mps), gpu)).filter(|(tenths, _)| *tenths > 0);
+            // The first GPU of several.
+            let (tenths, gpu) = sizes.max_by_key(|(tenths, gpu)| (*tenths, std::cmp::Reverse(*gpu)))?;
+            Some(LargestFree::Percentage { gpu, tenths })
+        }
+        WantedShare::Mig(_) => {
+            let instances = open.flat_map(|gpu| {
+                let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+                instances.map(move |instance| (gpu.index, instance))
+            });
+            let grantable = instances.filter(|(_, instance)| !instance.busy && !instance.clearing);
+            let devices = grantable.flat_map(|(gpu, instance)| {
+                let free = instance.devices.iter().filter(|device| device.free);
+                // Whole instances come before parts of instances of the same size.
+                free.map(move |device| (instance.placement.size, device.whole, std::cmp::Reverse(gpu), device))
+            });
+            let (_, _, gpu, device) = devices.max_by_key(|(size, whole, gpu, _)| (*size, *whole, *gpu))?;
+            Some(LargestFree::Device { gpu: gpu.0, profile: device.profile.clone() })
+        }
+        WantedShare::Timeslice | WantedShare::Whole => None,
+    }
 }
 
 fn unknown_profile(host: &Host, profile: &str) -> Option<NoAssignment> {

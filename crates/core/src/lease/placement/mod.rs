@@ -54,7 +54,7 @@ mod size;
 mod snapshot;
 mod target;
 
-pub use error::{NoAssignment, Obstacle};
+pub use error::{LargestFree, NoAssignment, Obstacle};
 pub use host::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, WholeOffer};
 pub use size::{WantedDevice, nominal_mib};
 pub use snapshot::Snapshot;

@@ -317,7 +317,7 @@ mod tests {
         let obstacle = |scene: &Scene| {
             let wanted = Wanted { share: WantedShare::Whole, count: 1, holder: 1000, gpus: None, targets: None };
             match place(&scene.host(), &wanted, Policy::Pack) {
-                Err(NoAssignment::Busy { obstacles }) => Some(obstacles),
+                Err(NoAssignment::Busy { obstacles, .. }) => Some(obstacles),
                 Ok(_) | Err(_) => None,
             }
         };

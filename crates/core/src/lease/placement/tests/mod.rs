@@ -48,7 +48,7 @@ fn tightest_free_instance_is_taken_first() {
     assert_eq!(placed(&host, &wanted(at_least(30, 1), 1), Policy::Pack), "1:3g.40gb@0");
     assert_eq!(
         placed(&host, &wanted(profile("1g.10gb"), 1), Policy::Pack),
-        "Busy { obstacles: [(0, InUse), (1, InUse)] }"
+        "Busy { obstacles: [(0, InUse), (1, InUse)], largest: Some(Device { gpu: 0, profile: \"4g.40gb\" }) }"
     );
 }
 
@@ -62,7 +62,10 @@ fn dynamic_gpu_reuses_instances_then_saves_placements() {
     // Only free instances in the way are destroyed, and never those of other programs.
     assert_eq!(placed(&kept, &wanted(profile("3g.40gb"), 1), Policy::Pack), "0:new 9@0, destroys 0:0");
     let foreign = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0 foreign, 3g.40gb@4 used")] };
-    assert_eq!(placed(&foreign, &wanted(profile("3g.40gb"), 1), Policy::Pack), "Busy { obstacles: [(0, InUse)] }");
+    assert_eq!(
+        placed(&foreign, &wanted(profile("3g.40gb"), 1), Policy::Pack),
+        "Busy { obstacles: [(0, InUse)], largest: Some(Device { gpu: 0, profile: \"1g.10gb\" }) }"
+    );
     assert_eq!(placed(&foreign, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:1g.10gb@0");
 }
 
@@ -89,7 +92,7 @@ fn gang_is_placed_as_a_whole_or_not_at_all() {
         Host { gpus: vec![mig(0, "a100-80", true, "4g.40gb@0 used"), mig(1, "a100-80", true, "7g.80gb@0 used")] };
     assert_eq!(
         placed(&host, &wanted(profile("2g.20gb"), 2), Policy::Pack),
-        "Busy { obstacles: [(0, Partly(1)), (1, InUse)] }"
+        "Busy { obstacles: [(0, Partly(1)), (1, InUse)], largest: None }"
     );
     assert_eq!(placed(&host, &wanted(profile("3g.40gb"), 5), Policy::Pack), "TooLarge { most: 4 }");
     let whole = Host { gpus: vec![whole(0, true), whole(1, false), whole(2, true)] };
@@ -122,10 +125,31 @@ fn mps_target_of_another_user_or_without_room_is_not_used() {
     assert_eq!(placed(&host, &wanted(some_mps("10"), 1), Policy::Spread), "3:GPU-3 10%");
     assert_eq!(placed(&host, &wanted(some_mps("60"), 1), Policy::Pack), "3:GPU-3 60%");
     let one = Host { gpus: vec![host.gpus[2].clone()] };
-    assert_eq!(placed(&one, &wanted(some_mps("10"), 1), Policy::Pack), "Busy { obstacles: [(2, OtherUser(2000))] }");
+    assert_eq!(
+        placed(&one, &wanted(some_mps("10"), 1), Policy::Pack),
+        "Busy { obstacles: [(2, OtherUser(2000))], largest: None }"
+    );
     let limit = MemoryLimit::of_mib(1 << 20);
     let much = WantedShare::Mps { percentage: None, memory_limit: limit, priority: None };
     assert_eq!(placed(&host, &wanted(much, 1), Policy::Pack), "TooLarge { most: 0 }");
+}
+
+#[test]
+fn refusal_names_the_largest_free_size() {
+    let refused = |host: Host, share: WantedShare, count: usize| {
+        let wanted = wanted(share, count);
+        let error = place(&host, &wanted, Policy::Pack).unwrap_err().error(&wanted);
+        (error.causes.join("; "), error.hint.unwrap())
+    };
+    let (why, hint) = refused(Host { gpus: vec![mps(0, 900, None), mps(1, 755, None)] }, some_mps("50"), 1);
+    assert!(why.contains("at most 24.5 % is free, on GPU 1"), "{why}");
+    assert_eq!(hint, "request 24.5 % or less, or add `--wait`");
+    let devices = || Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0 used, 2g.20gb@4, 1g.10gb@6")] };
+    let (why, hint) = refused(devices(), profile("3g.40gb"), 1);
+    assert!(why.contains("the largest free MIG device is 2g.20gb, on GPU 0"), "{why}");
+    assert_eq!(hint, "request 2g.20gb, or add `--wait`");
+    let full = || Host { gpus: vec![mps(0, 1000, None)] };
+    assert_eq!(refused(full(), some_mps("1"), 1).1, "add `--wait` to wait for it");
 }
 
 #[test]
@@ -141,7 +165,7 @@ fn closed_gpu_and_unselected_gpu_are_not_used() {
     for reason in [Closed::Cordoned, Closed::Claimed, Closed::NotReady] {
         let host = Host { gpus: vec![closed(reason)] };
         let error = place(&host, &wanted(WantedShare::Whole, 1), Policy::Pack).unwrap_err();
-        assert_eq!(error, NoAssignment::Busy { obstacles: vec![(0, Obstacle::Closed(reason))] });
+        assert_eq!(error, NoAssignment::Busy { obstacles: vec![(0, Obstacle::Closed(reason))], largest: None });
     }
     let host = Host { gpus: vec![whole(0, true), mps(1, 0, None)] };
     let only = |index| Wanted { gpus: Some(BTreeSet::from([index])), ..wanted(WantedShare::Whole, 1) };
