@@ -115,7 +115,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
         tx.forget_conditions_of_other_boots(&boot)
     });
     if let Err(error) = cleared.wait() {
-        tracing::warn!("conditions of an earlier boot can't be cleared: {error}");
+        tracing::warn!("cannot clear the conditions of an earlier boot: {error}");
     }
     let this_boot = boot_id.to_owned();
     let remembered = store.read(move |view: &View<'_>| {
@@ -140,7 +140,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
     // Records of a newer gpushd may be unreadable. Then a note reports that, and none of them is used.
     let (last_boot, left, conditions, noticed, overrides, generation, shared) =
         remembered.wait().unwrap_or_else(|error| {
-            tracing::error!("what the agent before left can't be read: {error}");
+            tracing::error!("cannot read what the previous gpushd left unfinished: {error}");
             Default::default()
         });
     let (unfinished, superseded) = left;
@@ -193,12 +193,16 @@ fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -
     });
     match accepted.wait() {
         Ok(()) => {
-            tracing::info!("a database was lost on an earlier boot ({}); that is over with the reboot", lost.cause);
+            tracing::info!(
+                "the database was lost on an earlier boot ({}); the reboot has released the \
+                GPUs",
+                lost.cause
+            );
             notes.retain(|note| !matches!(note, Note::Lost(_)));
             None
         }
         Err(error) => {
-            tracing::error!("that a loss is over with the reboot can't be recorded: {error}");
+            tracing::error!("cannot record that the reboot has released the GPUs: {error}");
             Some(lost)
         }
     }

@@ -18,18 +18,24 @@ pub(crate) fn refusal(gpu: &Gpu, label: &str) -> Option<ApiError> {
     let (what, code, hint) = match gpu.state {
         GpuState::Ready => return None,
         GpuState::Cordoned => {
-            ("is cordoned", Code::Conflict, format!("`gpushctl gpu uncordon {index}` ends the cordon"))
+            ("is cordoned", Code::Conflict, format!("`gpushctl gpu uncordon {index}` ends the cordon (administrator)"))
         }
         GpuState::Changing => {
             ("is being changed", Code::Conflict, "repeat the request when the operation has ended".to_owned())
         }
         GpuState::Degraded => ("is degraded", Code::Conflict, show(index)),
-        GpuState::Held => ("is held", Code::Conflict, "`gpushctl recover` or a reboot releases it".to_owned()),
+        GpuState::Held => (
+            "is held",
+            Code::Conflict,
+            "`gpushctl recover` (administrator) or a reboot releases \
+            it"
+            .to_owned(),
+        ),
         GpuState::Maintenance => {
-            let hint = "repeat the request after `gpushctl maintenance leave`";
+            let hint = "repeat the request after `gpushctl maintenance leave` (administrator)";
             ("is in maintenance", Code::Conflict, hint.to_owned())
         }
-        GpuState::Unknown => ("is in a state that is not known", Code::Unavailable, show(index)),
+        GpuState::Unknown => ("is in an unknown state", Code::Unavailable, show(index)),
         GpuState::Lost => ("is lost", Code::GpuLost, show(index)),
     };
     let mut error = ApiError::new(code, format!("{label} is not available: GPU {index} {what}")).hint(hint);

@@ -120,7 +120,7 @@ impl Health {
         if gpus.iter().any(|gpu| gpu.mode == Mode::Mig)
             && let Some(manager) = other_managers::mig_manager(host_root)
         {
-            causes.push(manager.error("GPUs that the config claims for MIG are not reshaped"));
+            causes.push(manager.error("gpushd does not change the layouts of GPUs in mode `mig`"));
         }
         causes.extend(startup.troubles(&gpus));
         nameless.len() + gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count()
@@ -150,9 +150,11 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
             }
             (
                 Code::DriverError,
-                "is cordoned for a fault that the driver reported",
+                "is cordoned because the driver reported a fault",
                 format!(
-                    "drain it with `gpushctl gpu drain {index}`, reset it with `gpushctl gpu reset {index}`, then `gpushctl gpu uncordon {index}`"
+                    "drain it with `gpushctl gpu drain {index}`, reset it with `gpushctl gpu reset {index}` \
+                    (administrator), then \
+                    `gpushctl gpu uncordon {index}` (administrator)"
                 ),
             )
         }
@@ -162,16 +164,18 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
             Code::DriverError,
             "is degraded",
             format!(
-                "see its instances with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu {index}{}`",
+                "see its instances with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu \
+                {index}{}` (administrator)",
                 // Without a rule, only the user knows the layout.
                 if gpu.layout.is_some() { "" } else { " --layout ENTRIES" }
             ),
         ),
         GpuState::Unknown => (
             Code::DriverTimeout,
-            "is in a state that is not known",
+            "is in an unknown state",
             format!(
-                "wait, and look again: `gpushctl gpu show {index}`; if it stays, see `dmesg | grep -i -e nvrm -e xid`"
+                "check it again with `gpushctl gpu show {index}`; if it stays unknown, see `dmesg | grep -i -e nvrm \
+                -e xid`"
             ),
         ),
         GpuState::Lost => (Code::GpuLost, "is lost", gpush_core::refusal::of_a_lost_one(&gpu.uuid)),

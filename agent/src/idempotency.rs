@@ -152,7 +152,7 @@ impl Header {
         let key = std::str::from_utf8(value).unwrap_or_default();
         if key.is_empty() || key.len() > LONGEST || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
             let message = format!("the header {HEADER} is not 1 to {LONGEST} visible ASCII characters");
-            return Err(ApiError::new(Code::BadRequest, message).hint("a UUID does well"));
+            return Err(ApiError::new(Code::BadRequest, message).hint("use a UUID"));
         }
         Ok(Self(Some(key.to_owned())))
     }

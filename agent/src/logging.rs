@@ -4,7 +4,7 @@
 //! a separate thread writes them. When the queue is full, events are dropped and counted. The count is logged later.
 //!
 //! ```text
-//! tracing event ─► Forward ─► queue (1024) ─► writer thread ─► journald, or standard error
+//! tracing event ─► QueueLayer ─► queue (1024) ─► writer thread ─► journald, or standard error
 //!                     └─ full: dropped + 1
 //! ```
 //!
@@ -72,7 +72,7 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| format!("the log filter {filter:?}: {error}"))?;
     let (tx, rx) = sync_channel(QUEUE);
     let dropped = Arc::new(AtomicU64::new(0));
-    let forward = Forward { tx: tx.clone(), dropped: Arc::clone(&dropped) };
+    let forward = QueueLayer { tx: tx.clone(), dropped: Arc::clone(&dropped) };
     let (filter, handle) = reload::Layer::new(filter);
     let front = tracing_subscriber::registry().with(filter).with(forward);
     tracing::subscriber::set_global_default(front).map_err(|error| error.to_string())?;
@@ -92,8 +92,8 @@ fn levels(filter: &str) -> Result<(), String> {
         if !word.is_empty() && !own && !level(word) && word.parse::<u8>().is_err() {
             let meant = nearest(word, LEVELS).map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"));
             return Err(format!(
-                "the log filter {filter:?}: {word} is no level{meant}; there are {}, or a part of gpushd with one: \
-                 gpushd::apply=debug",
+                "the log filter {filter:?}: {word} is not a level{meant}; the levels are {}; for one module write \
+                gpushd::apply=debug",
                 LEVELS.join(", ")
             ));
         }
@@ -119,12 +119,12 @@ impl Drop for Log {
 }
 
 /// The layer that receives all events and queues them.
-struct Forward {
+struct QueueLayer {
     tx: SyncSender<Item>,
     dropped: Arc<AtomicU64>,
 }
 
-impl<S: Subscriber> Layer<S> for Forward {
+impl<S: Subscriber> Layer<S> for QueueLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let metadata = event.metadata();
         let mut line = Line { metadata, values: vec![None; metadata.fields().len()] };
@@ -226,12 +226,12 @@ mod tests {
 
     use tracing_subscriber::layer::SubscriberExt as _;
 
-    use super::{Forward, Item, Line, levels};
+    use super::{Item, Line, QueueLayer, levels};
 
     /// Returns the copy of the event that `log` emits.
     fn copied(log: impl FnOnce()) -> Line {
         let (tx, rx) = sync_channel(1);
-        let forward = Forward { tx, dropped: Arc::new(AtomicU64::new(0)) };
+        let forward = QueueLayer { tx, dropped: Arc::new(AtomicU64::new(0)) };
         tracing::subscriber::with_default(tracing_subscriber::registry().with(forward), log);
         match rx.try_recv() {
             Ok(Item::Line(line)) => line,

@@ -130,7 +130,7 @@ impl MaintenanceControl {
             return Err(error);
         }
         self.operations.open();
-        tracing::info!(uid, "maintenance was left");
+        tracing::info!(uid, "maintenance has ended");
         Ok(())
     }
 
@@ -139,7 +139,11 @@ impl MaintenanceControl {
         let Some(maintenance) = self.state.maintenance() else { return };
         tracing::warn!("{}; the driver is not loaded", words::in_maintenance(&maintenance));
         if let Err((uuid, holder)) = self.operations.close(words::refusal(&maintenance)) {
-            tracing::error!(gpu = uuid, "{holder} changes it during maintenance: it resumes after maintenance");
+            tracing::error!(
+                gpu = uuid,
+                "{holder} has not finished its change of this GPU: it continues after \
+                maintenance"
+            );
         }
         self.hardware.suspend();
     }
@@ -151,9 +155,9 @@ impl MaintenanceControl {
             let which = if pids.is_empty() { String::new() } else { format!(" (pid {})", pids.join(", ")) };
             let message =
                 format!("the host is in maintenance, but a driver worker{which} has not ended and may have GPUs open");
-            ApiError::new(Code::DriverTimeout, message).cause(cause).hint(
-                "see what it hangs in with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; a reboot ends it",
-            )
+            ApiError::new(Code::DriverTimeout, message)
+                .cause(cause)
+                .hint("find the cause with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; a reboot ends it")
         };
         match tokio::time::timeout(GONE, self.hardware.stop()).await {
             Ok(Ok(())) => Ok(()),
@@ -165,10 +169,10 @@ impl MaintenanceControl {
 
 fn in_use(index: Option<u32>, uuid: &str, holder: &str) -> ApiError {
     let gpu = index.map_or_else(|| format!("GPU {uuid}"), |index| format!("GPU {index} ({uuid})"));
-    let error = ApiError::new(Code::Conflict, format!("maintenance can't be entered while {holder} has {gpu}"));
+    let error = ApiError::new(Code::Conflict, format!("cannot enter maintenance: {holder} is changing {gpu}"));
     let error = match holder.strip_prefix("operation ").filter(|id| id.starts_with("op-")) {
-        Some(id) => error.hint(format!("wait for it with `gpushctl operation wait {id}`, then enter again")),
-        None => error.hint("ask again in a moment"),
+        Some(id) => error.hint(format!("wait for it with `gpushctl operation wait {id}`, then try again")),
+        None => error.hint("try again in a moment"),
     };
     error.retryable()
 }
@@ -178,7 +182,9 @@ fn leased(leases: Vec<String>) -> ApiError {
     let mut error =
         ApiError::new(Code::Blocked, format!("cannot enter maintenance: {} in use", words::leases_are(leases.len())));
     error.causes = leases;
-    error.hint("wait until they end, or revoke them with `gpushctl lease revoke LEASE --reason TEXT --end`").retryable()
+    let hint = "list them with `gpushctl lease list`, wait until they end, or revoke each with `gpushctl lease revoke LEASE \
+                --reason TEXT --end`";
+    error.hint(hint).retryable()
 }
 
 fn told(action: &str, request: &Request) -> Told {

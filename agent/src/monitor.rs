@@ -58,7 +58,7 @@ impl Monitor {
                 event = events.recv() => match event {
                     Ok(event) => self.report(&event),
                     Err(RecvError::Lagged(missed)) => {
-                        tracing::warn!("{missed} events of the driver were missed: they came too fast");
+                        tracing::warn!("{missed} events of the driver were lost: they came too fast");
                     }
                     Err(RecvError::Closed) => return,
                 },

@@ -31,7 +31,10 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
             .cause(lost.cause.clone())
             .cause("overrides and cordons that were set before are gone; the config applies");
         error.causes.extend(lost.kept.iter().map(|kept| format!("the damaged file is kept as {}", kept.display())));
-        return error.hint("set again what is missing, then acknowledge with `gpushctl recover`; a reboot does too");
+        return error.hint(
+            "set again what is missing, then acknowledge the loss with `gpushctl recover` \
+            (administrator) or a reboot",
+        );
     }
     let held: Vec<String> = gpus.iter().filter(|gpu| is_managed(gpu)).map(|gpu| gpu.index.to_string()).collect();
     let mut error =
@@ -47,7 +50,10 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
             error.cause(format!("GPUs {} are held: they are not changed, and no user gets them", several.join(", ")))
         }
     };
-    error.hint("check that no user needs their current instances, then `gpushctl recover`; a reboot releases them too")
+    error.hint(
+        "check that no user needs their current instances, then release them with `gpushctl recover` \
+        (administrator) or a reboot",
+    )
 }
 
 /// Accepts the loss of a database. A handle, cheap to clone.

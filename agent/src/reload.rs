@@ -49,15 +49,15 @@ impl Wish {
 }
 
 /// A request, and the channel for its result.
-type Asked = (Wish, oneshot::Sender<Result<Reloaded, ApiError>>);
+type PendingReload = (Wish, oneshot::Sender<Result<Reloaded, ApiError>>);
 
 /// Sends requests for reloads. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Reloads(mpsc::Sender<Asked>);
+pub(crate) struct Reloads(mpsc::Sender<PendingReload>);
 
 /// Receives requests for reloads.
 #[derive(Debug)]
-pub(crate) struct Inbox(mpsc::Receiver<Asked>);
+pub(crate) struct Inbox(mpsc::Receiver<PendingReload>);
 
 /// Creates the sender and the receiver.
 pub(crate) fn channel() -> (Reloads, Inbox) {
@@ -72,8 +72,8 @@ impl Reloads {
     /// If the config is refused, or gpushd is stopping.
     pub(crate) async fn ask(&self, wish: Wish) -> Result<Reloaded, ApiError> {
         let stopping = || {
-            ApiError::new(Code::Unavailable, format!("{STOPPING} and reads no config"))
-                .hint("it is read when gpushd starts: `systemctl status gpushd`")
+            ApiError::new(Code::Unavailable, format!("{STOPPING} and does not reload the config"))
+                .hint("gpushd reads it at its next start: `systemctl status gpushd`")
                 .retryable()
         };
         let (reply, answer) = oneshot::channel();
@@ -84,7 +84,7 @@ impl Reloads {
 
 impl Inbox {
     /// Waits for the next request. Never returns if all senders are dropped.
-    pub(crate) async fn next(&mut self) -> Asked {
+    pub(crate) async fn next(&mut self) -> PendingReload {
         match self.0.recv().await {
             Some(asked) => asked,
             None => std::future::pending().await,
@@ -124,9 +124,10 @@ impl Reload {
             // The file is not the problem, so health does not report this.
             let current = self.state.now().generation;
             let message = format!("the desired state has changed: its generation is {current}");
-            return Err(ApiError::new(Code::Conflict, message)
-                .cause("nothing was done")
-                .hint("look again (`gpushctl config diff`), then ask with the new generation"));
+            return Err(ApiError::new(Code::Conflict, message).cause("nothing was changed").hint(
+                "check the difference (`gpushctl config diff`), then repeat the request with the new \
+                    generation",
+            ));
         }
         match self.take(wish, live).await {
             Ok(reloaded) => {
@@ -228,8 +229,8 @@ fn stands_on(touched: &[gpush_api::Override]) -> ApiError {
         error.causes.extend(touched.iter().map(say));
     }
     error.hint(
-        "`gpushctl config reload --clear-overrides` ends what it changes and takes the file; or leave these rules \
-         as they were until the overrides have ended: `gpushctl config diff` shows what differs",
+        "`gpushctl config reload --clear-overrides` clears these overrides and loads the file; or leave these rules \
+        unchanged: `gpushctl config diff` shows the difference",
     )
 }
 
@@ -294,9 +295,13 @@ impl Differences {
         let managed = gpus.iter().filter(|gpu| gpu.mode != Mode::Unmanaged);
         let unknown = managed.filter(|gpu| gpu.stale || matches!(gpu.state, GpuState::Lost | GpuState::Unknown));
         let unknown = unknown.map(|gpu| {
-            let message = format!("GPU {} ({}) can't be read: what it holds is not known", gpu.index, gpu.uuid);
+            let message = format!("GPU {} ({}) can't be read: its layout is not known", gpu.index, gpu.uuid);
             let code = if gpu.state == GpuState::Lost { Code::GpuLost } else { Code::DriverTimeout };
-            let mut error = ApiError::new(code, message).hint(format!("`gpushctl gpu show {}` says more", gpu.index));
+            let mut error = ApiError::new(code, message).hint(format!(
+                "`gpushctl gpu show {}` shows its \
+                state",
+                gpu.index
+            ));
             error.causes.clone_from(&gpu.reasons);
             error
         });

@@ -63,7 +63,7 @@ pub(crate) fn reason(text: &str) -> Result<String, ApiError> {
     let shown = gpush_api::text::plain(text.trim());
     if shown.chars().count() > LONGEST_REASON {
         let message = format!("the reason is longer than {LONGEST_REASON} characters");
-        return Err(ApiError::new(Code::BadRequest, message).hint("say it shorter"));
+        return Err(ApiError::new(Code::BadRequest, message).hint("shorten it"));
     }
     Ok(shown)
 }

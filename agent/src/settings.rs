@@ -68,7 +68,7 @@ impl ConfigTrouble {
             Self::Wrong(errors) => {
                 let located = errors.located();
                 let path = located.first().map_or("the config", |first| first.path.as_str());
-                let mut error = ApiError::new(Code::ConfigInvalid, format!("the config {path} is wrong"));
+                let mut error = ApiError::new(Code::ConfigInvalid, format!("the config {path} has errors"));
                 for problem in &located {
                     error = error.cause(format!(
                         "line {}, column {}: {} ({})",
@@ -76,7 +76,7 @@ impl ConfigTrouble {
                     ));
                 }
                 error.hint(format!(
-                    "mend it, test it with `gpushctl config check {path}`, then `systemctl reload gpushd`"
+                    "correct it, check it with `gpushctl config check {path}`, then `systemctl reload gpushd`"
                 ))
             }
         }
@@ -92,11 +92,11 @@ struct Inner {
     path: PathBuf,
     must_exist: bool,
     trust: Trust,
-    state: RwLock<State>,
+    state: RwLock<CurrentSettings>,
 }
 
 #[derive(Debug)]
-struct State {
+struct CurrentSettings {
     config: Arc<Config>,
     /// Whether the config was read from the file.
     from_file: bool,
@@ -120,7 +120,7 @@ impl Settings {
     /// Reads the config at start.
     pub(crate) fn load(path: &Path, must_exist: bool, trust: Trust) -> Result<Self, ConfigTrouble> {
         let (config, from_file) = read(path, must_exist, trust)?;
-        let state = State { config: Arc::new(config), from_file, trouble: None, pending: Vec::new() };
+        let state = CurrentSettings { config: Arc::new(config), from_file, trouble: None, pending: Vec::new() };
         Ok(Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, state: RwLock::new(state) })))
     }
 
@@ -142,7 +142,7 @@ impl Settings {
         let Candidate { config, in_file, from_file } = candidate;
         let pending = config.pending_restart(&in_file);
         let mut state = self.0.state.write().unwrap_or_else(PoisonError::into_inner);
-        *state = State { config: Arc::new(config), from_file, trouble: None, pending };
+        *state = CurrentSettings { config: Arc::new(config), from_file, trouble: None, pending };
     }
 
     /// Stores why a reload was refused, and returns the error.

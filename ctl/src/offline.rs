@@ -57,9 +57,9 @@ pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
         let profiles = format!("gpushctl mig profiles --offline {host}");
         let asks_gpushd = ["`gpushctl gpu list`", "`gpushctl status`"].iter().any(|command| hint.contains(command));
         *hint = match (asks_gpushd, hint.contains("`devices` in the file")) {
-            (true, true) => "mend `devices` in the file, or name another host".to_owned(),
-            (true, false) if hint.starts_with("choose GPUs that have it") => {
-                format!("choose GPUs that have MIG: `{profiles}`")
+            (true, true) => "correct `devices` in the file, or name another host".to_owned(),
+            (true, false) if hint.starts_with("choose GPUs that support it") => {
+                format!("choose GPUs that support MIG: `{profiles}`")
             }
             (true, false) => format!("select GPUs that it has: `{profiles}`"),
             (false, _) => hint.replace("gpushctl mig profiles", &profiles),
@@ -95,11 +95,14 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
         LayoutSource::Entries(entries) => (Layout::parse_list(entries).is_ok(), true),
     };
     if by_rules && request.gpus.is_empty() && config.rules.is_empty() {
-        let error = ApiError::new(Code::BadRequest, "no GPU of the offline host is selected");
+        let error = ApiError::new(Code::BadRequest, "the command selects no GPU of the offline host");
         return Err(match (indexes(gpus), selectable(gpus, &request.gpus)) {
             (Some(indexes), _) if has_layout => error.hint(format!("select GPUs: --gpu {indexes}")),
             (_, Some(selected)) => error.hint(format!("give GPUs and a layout: {selected}")),
-            (_, None) => error.cause("none of its GPUs has MIG").hint("name another host: `gpushctl mig plan --help`"),
+            (_, None) => error.cause("none of its GPUs supports MIG").hint(
+                "name another host: `gpushctl mig plan \
+                --help`",
+            ),
         });
     }
     desired::plan_host(&config, gpus, request)
@@ -201,7 +204,7 @@ mod tests {
             "{error}"
         );
         let lost = ApiError::new(Code::NotFound, "there is no GPU 9")
-            .hint("a GPU may have fallen off the bus (`gpushctl status`); or mend `devices` in the file");
-        assert_eq!(about("h", lost).hint.as_deref(), Some("mend `devices` in the file, or name another host"));
+            .hint("a GPU may have fallen off the bus (`gpushctl status`); or correct `devices` in the file");
+        assert_eq!(about("h", lost).hint.as_deref(), Some("correct `devices` in the file, or name another host"));
     }
 }

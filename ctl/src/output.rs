@@ -127,7 +127,7 @@ impl Output {
             Format::Uuid => match listing.uuid_lines() {
                 Some(lines) => self.verbatim(lines.as_bytes()),
                 None => {
-                    let error = ApiError::new(Code::BadRequest, "the things of this list have no UUID");
+                    let error = ApiError::new(Code::BadRequest, "the entries of this list have no UUID");
                     Err(error.hint("use `-o name`").into())
                 }
             },
@@ -226,14 +226,14 @@ fn json<T: Serialize>(value: &T) -> Result<Vec<u8>, ApiError> {
 }
 
 fn unwritable(cause: &serde_json::Error) -> ApiError {
-    ApiError::new(gpush_api::Code::Internal, "the answer can't be written as JSON").cause(cause.to_string())
+    ApiError::new(gpush_api::Code::Internal, "cannot write the answer as JSON").cause(cause.to_string())
 }
 
 fn written(result: std::io::Result<()>) -> Result<(), Failure> {
     match result {
         Ok(()) => Ok(()),
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::BrokenPipe),
-        Err(e) => Err(crate::exit::io("can't write to stdout", &e).into()),
+        Err(e) => Err(crate::exit::io("cannot write to stdout", &e).into()),
     }
 }
 

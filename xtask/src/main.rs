@@ -6,6 +6,7 @@ mod demo;
 mod generate;
 mod install;
 mod links;
+mod names;
 mod package;
 mod skips;
 mod soak;
@@ -59,7 +60,7 @@ fn main() -> ExitCode {
         Task::Man(arguments) => told(generate::man(&arguments)),
         Task::Completions(arguments) => told(generate::completions(&arguments)),
         Task::Arrows(arguments) => arrows::run(&arguments).and_then(|arrows| {
-            println!("{arrows}\ntree is clean: {}\n{}", tree::check()?, links::check()?);
+            println!("{arrows}\ntree is clean: {}\n{}\n{}", tree::check()?, links::check()?, names::check()?);
             Ok(true)
         }),
     };

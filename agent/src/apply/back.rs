@@ -161,7 +161,7 @@ async fn once(
         reading = mig.driver.read(&gpu).await?;
     }
     let (Some(before), Some(now)) = (&part.before, &reading.mig) else {
-        let message = format!("{}: it has no MIG any more", part.label());
+        let message = format!("{}: the GPU does not support MIG any more", part.label());
         return Err(failed(ApiError::new(Code::DriverError, message)));
     };
     let mut short = None;
@@ -198,7 +198,7 @@ async fn once(
     if stands {
         return Ok(short);
     }
-    let message = format!("{}: the driver reported success, but the previous layout is not back", part.label());
+    let message = format!("{}: the driver reported success, but the previous layout was not restored", part.label());
     Err(failed(ApiError::new(Code::DriverError, message)))
 }
 

@@ -87,7 +87,7 @@ pub(crate) async fn begin(engine: &Engine, caller: &Caller, order: Order) -> Res
         }
     });
     beginning.await.unwrap_or_else(|error| {
-        Err(ApiError::new(Code::Internal, "the operation could not be begun by a fault of gpushd")
+        Err(ApiError::new(Code::Internal, "the operation could not begin: internal error of gpushd")
             .cause(error.to_string())
             .hint("see the log of gpushd: `journalctl -u gpushd`"))
     })
@@ -119,7 +119,11 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
             let ongoing = engine.operations.begin(claim, new).await?;
             for part in &parts {
                 for waiting in engine.queue.for_gpu(&part.plan.uuid) {
-                    ongoing.note(format!("{}: {waiting} after this one; `gpushctl operation list`", part.label()));
+                    ongoing.note(format!(
+                        "{}: {waiting} after this operation; `gpushctl operation list` shows the \
+                        queue",
+                        part.label()
+                    ));
                 }
             }
             let operation = ongoing.snapshot();
@@ -183,8 +187,8 @@ impl Ready {
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));
         if more || plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
-            let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
-            return Err(error.hint("ask again").retryable());
+            let error = ApiError::new(Code::Conflict, "the selected GPUs changed while the operation was planned");
+            return Err(error.hint("repeat the request").retryable());
         }
         engine.planner.refuse_blocked(viewer, &gpus, &mut plans).await;
         if let Some(error) = refusal(&plans) {
@@ -209,7 +213,7 @@ pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
         1 => errors.remove(0),
         count => {
             let indexes: Vec<String> = refused.iter().map(|plan| plan.gpu.to_string()).collect();
-            let message = format!("{count} of {} GPUs refuse: {}", plans.len(), indexes.join(", "));
+            let message = format!("{count} of {} GPUs cannot be changed: {}", plans.len(), indexes.join(", "));
             ApiError::several(message, errors)
         }
     };

@@ -66,8 +66,8 @@ impl Executor {
             let number = ongoing.number();
             let work = tokio::spawn(work(executor.clone(), ongoing));
             if let Err(error) = work.await {
-                tracing::error!(operation = %number, "the operation broke off: {error}");
-                let message = format!("operation {number} broke off by a fault of gpushd");
+                tracing::error!(operation = %number, "the operation ended with an internal error: {error}");
+                let message = format!("operation {number} ended with an internal error of gpushd");
                 let error =
                     ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
                 // Failures to undo a bracket are only logged, because the operation no longer accepts notes.
@@ -107,7 +107,7 @@ impl Executor {
     pub(super) async fn roll_back(&self, ongoing: Arc<Ongoing>, parts: &[Part], ends: &[Forward], why: ApiError) {
         if let Err(error) = ongoing.turn_back(&why).await {
             // The rollback continues anyway. But after a crash, the next gpushd would continue forward.
-            tracing::warn!(operation = ongoing.id(), "cannot record that it is rolled back: {error}");
+            tracing::warn!(operation = ongoing.id(), "cannot record that it is being rolled back: {error}");
         }
         let (state, error, changes) = rollback::all(&self.mig, &ongoing, parts, ends, why.clone()).await;
         log_end(&ongoing, state, Some(&why));

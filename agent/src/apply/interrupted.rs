@@ -35,7 +35,7 @@ pub(super) fn interrupted(message: &str) -> ApiError {
 /// changed its GPUs.
 pub(super) fn outlived(id: &str, by: OperationId) -> ApiError {
     ApiError::new(Code::Internal, format!("the end of operation {id} was not recorded"))
-        .cause(format!("{by} has begun on its GPUs since, so it does not continue"))
+        .cause(format!("{by} has changed its GPUs since, so it does not continue"))
         .hint(format!("`gpushctl operation show {by}` shows the later operation"))
 }
 
@@ -45,7 +45,7 @@ pub(super) fn again(parts: &[Part]) -> String {
         let layout = if part.plan.layout.is_empty() { "none".to_owned() } else { part.plan.layout.join(",") };
         format!("`gpushctl mig apply --gpu {} --layout '{layout}'`", part.plan.gpu)
     };
-    parts.iter().map(command).collect::<Vec<_>>().join(", ")
+    parts.iter().map(command).collect::<Vec<_>>().join(", ") + " (administrator)"
 }
 
 /// Converts the driver's error about a GPU that cannot be read.

@@ -44,7 +44,7 @@ pub(super) enum Forward {
 }
 
 /// Whether the next phase may begin.
-enum Next {
+enum NextPhase {
     Go,
     Stop,
 }
@@ -68,8 +68,8 @@ pub(super) async fn execute(executor: &Executor, ongoing: &Arc<Ongoing>, parts: 
     }
     for phase in Phase::ALL {
         match run.phase(phase).await {
-            Next::Go => {}
-            Next::Stop => break,
+            NextPhase::Go => {}
+            NextPhase::Stop => break,
         }
     }
     run.ends
@@ -106,10 +106,10 @@ impl Run<'_> {
     }
 
     /// Executes one phase on all GPUs.
-    async fn phase(&mut self, phase: Phase) -> Next {
+    async fn phase(&mut self, phase: Phase) -> NextPhase {
         match phase {
             // The steps of this phase are brackets.
-            Phase::Before => Next::Go,
+            Phase::Before => NextPhase::Go,
             Phase::MigOn => self.mig_mode(phase, true).await,
             Phase::Instances => self.instances().await,
             Phase::MigOff => self.mig_mode(phase, false).await,
@@ -127,13 +127,13 @@ impl Run<'_> {
     }
 
     /// Changes MIG mode together on all GPUs whose plans have a step in `phase`.
-    async fn mig_mode(&mut self, phase: Phase, enable: bool) -> Next {
+    async fn mig_mode(&mut self, phase: Phase, enable: bool) -> NextPhase {
         let those: Vec<&Part> = self.parts.iter().filter(|part| part.plan.phase(phase).next().is_some()).collect();
         if those.is_empty() {
-            return Next::Go;
+            return NextPhase::Go;
         }
         if self.is_cancelled() {
-            return Next::Stop;
+            return NextPhase::Stop;
         }
         for part in &those {
             begin_step(self.ongoing, part.position, step::describe_mode(enable).to_owned());
@@ -153,11 +153,11 @@ impl Run<'_> {
                 self.ends[part.position] = Forward::Troubled(trouble);
             }
         }
-        if all_done { Next::Go } else { Next::Stop }
+        if all_done { NextPhase::Go } else { NextPhase::Stop }
     }
 
     /// Creates and destroys instances on all GPUs concurrently.
-    async fn instances(&mut self) -> Next {
+    async fn instances(&mut self) -> NextPhase {
         // Cancelled together with the operation, and by the first failure.
         let abort = self.ongoing.cancelled().child_token();
         let mut tasks = JoinSet::new();
@@ -183,11 +183,11 @@ impl Run<'_> {
                 error.causes.extend(self.executor.mig.suspects(&part.plan.uuid).await);
             }
         }
-        if self.ends.iter().all(|end| matches!(end, Forward::Done)) { Next::Go } else { Next::Stop }
+        if self.ends.iter().all(|end| matches!(end, Forward::Done)) { NextPhase::Go } else { NextPhase::Stop }
     }
 
     /// Executes the steps that set up the sharing of whole GPUs.
-    async fn share_whole_gpus(&mut self) -> Next {
+    async fn share_whole_gpus(&mut self) -> NextPhase {
         let Executor { mps, timeslice, mig, .. } = self.executor;
         let mut time_sliced: Vec<&Part> = Vec::new();
         let mut steps: Vec<(&Part, &Step)> = Vec::new();
@@ -198,11 +198,11 @@ impl Run<'_> {
             match step {
                 Step::Mps(step) => {
                     if self.is_cancelled() {
-                        return Next::Stop;
+                        return NextPhase::Stop;
                     }
                     if let Err(error) = self.mps_step(mps, part.position, step).await {
                         self.ends[part.position] = Forward::Troubled(Trouble::Failed(error));
-                        return Next::Stop;
+                        return NextPhase::Stop;
                     }
                 }
                 // Collected, because one run of nvidia-smi sets all of them.
@@ -219,7 +219,7 @@ impl Run<'_> {
             self.ongoing.note(failure);
         }
         time_sliced.iter().for_each(|part| end_step(self.ongoing, part.position, None));
-        Next::Go
+        NextPhase::Go
     }
 
     /// Executes a step on an MPS daemon of the GPU at `position`.

@@ -91,7 +91,7 @@ impl OperationQueue {
             let operation = one.ongoing.snapshot();
             let plan = operation.plans.iter().find(|plan| plan.uuid == uuid)?;
             let layout = if plan.layout.is_empty() { "another layout".to_owned() } else { plan.layout.join(",") };
-            Some(format!("operation {} waits for it, to make it {layout}", operation.id))
+            Some(format!("operation {} waits for it, to apply {layout}", operation.id))
         };
         waiting.values().filter_map(sentence).collect()
     }
@@ -110,8 +110,11 @@ impl OperationQueue {
         if waiting < MOST {
             return Ok(());
         }
-        Err(ApiError::new(Code::Unavailable, format!("{waiting} operations wait already, which is the most"))
-            .hint("`gpushctl operation list` shows them; cancel what is not needed: `gpushctl operation cancel op-N`")
+        Err(ApiError::new(Code::Unavailable, format!("the queue is full: {waiting} operations wait"))
+            .hint(
+                "`gpushctl operation list` shows them; cancel one with `gpushctl operation cancel op-N` \
+                (administrator)",
+            )
             .retryable())
     }
 
@@ -276,8 +279,8 @@ async fn claim(engine: &Engine, one: &Waiting, gpus: &[Gpu]) -> Result<(Vec<GpuP
 pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
     let index = engine.state.index_of(&ahead.gpu);
     let gpu = index.map_or_else(|| format!("GPU {}", ahead.gpu), |index| format!("GPU {index} ({})", ahead.gpu));
-    ApiError::new(Code::Conflict, format!("{} came first for {gpu}", ahead.waiter))
-        .hint("`gpushctl operation list` shows what waits")
+    ApiError::new(Code::Conflict, format!("{} is ahead in the queue of {gpu}", ahead.waiter))
+        .hint("`gpushctl operation list` shows the queue")
         .retryable()
 }
 
@@ -330,7 +333,7 @@ fn still(engine: &Engine, one: &Waiting, why: &ApiError) {
         let ongoing = Arc::clone(&one.ongoing);
         tokio::spawn(async move {
             if let Err(error) = ongoing.advance(OperationState::Waiting).await {
-                tracing::debug!(operation = ongoing.id(), "that it waits is not recorded: {error}");
+                tracing::debug!(operation = ongoing.id(), "cannot record that it waits: {error}");
             }
         });
     }

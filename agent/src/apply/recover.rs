@@ -164,7 +164,7 @@ impl Recovery {
         }
         let gate = Arc::clone(&mig.outside.driverless).write_owned().await;
         if let Err(error) = mig.driver.hardware.pause().await {
-            tracing::warn!("the driver can't be left alone: {error}");
+            tracing::warn!("cannot pause driver calls: {error}");
         }
         let mig = mig.clone();
         self.executor.tasks.spawn(async move {
@@ -182,7 +182,7 @@ impl Recovery {
         if left.record.stage == OperationState::Running
             && let Err(error) = ongoing.advance(OperationState::Interrupted).await
         {
-            tracing::warn!(operation = ongoing.id(), "that it was interrupted can't be recorded: {error}");
+            tracing::warn!(operation = ongoing.id(), "cannot record that it was interrupted: {error}");
         }
         for told in self.executor.mig.outside.helpers.adopt(&ongoing.id()).await {
             ongoing.note(told);
@@ -224,14 +224,14 @@ impl Recovery {
         };
         let ends = read.into_iter().map(|read| read.map_or_else(Forward::Troubled, |_| Forward::Stopped)).collect();
         let failed = left.record.error.filter(|_| facts.rolling_back);
-        let left = Left { parts, ends, others, rolling_back: facts.rolling_back, failed };
+        let left = Leftover { parts, ends, others, rolling_back: facts.rolling_back, failed };
         self.take_course(facts.course(), ongoing, left).await;
     }
 
-    async fn take_course(&self, course: Course, ongoing: Arc<Ongoing>, left: Left) {
+    async fn take_course(&self, course: Course, ongoing: Arc<Ongoing>, left: Leftover) {
         let executor = &self.executor;
-        let Left { parts, ends, others, rolling_back, failed } = left;
-        let failed = failed.map(|error| error.cause("gpushd ended in the middle of that"));
+        let Leftover { parts, ends, others, rolling_back, failed } = left;
+        let failed = failed.map(|error| error.cause("gpushd ended while it handled this error"));
         match course {
             Course::Done => executor.finish(ongoing, &parts, OperationState::Done, None).await,
             Course::Forward => match ongoing.advance(OperationState::Running).await {
@@ -271,7 +271,7 @@ impl Recovery {
         let id = ongoing.id();
         let causes = [vec![why.message], why.causes].concat();
         let error = ApiError {
-            message: format!("operation {id} was left half done when gpushd ended, and can't be carried on"),
+            message: format!("operation {id} was not finished when gpushd ended, and cannot continue"),
             causes,
             ..why
         };
@@ -291,7 +291,7 @@ impl Recovery {
                 match self.executor.mig.driver.readings.read_now(&gpu.plan.uuid).await {
                     Ok(reading) => break Ok(reading),
                     Err(error) if is_gone(&error) => {
-                        break Err(Trouble::Lost(explained(&label, "is not there any more", &error)));
+                        break Err(Trouble::Lost(explained(&label, "does not exist any more", &error)));
                     }
                     Err(error) if !error.is_driver_unavailable() && attempts >= ATTEMPTS => {
                         break Err(Trouble::Unknown(explained(&label, "can't be read", &error)));
@@ -316,7 +316,7 @@ impl Recovery {
             match self.planner.gpus_with(Viewer::Agent, readings).await {
                 Ok(host) => break host,
                 // The GPUs were just read, so this error is temporary.
-                Err(error) => tracing::info!("the host can't be seen yet: {error}"),
+                Err(error) => tracing::info!("cannot read the host yet: {error}"),
             }
             tokio::select! {
                 () = tokio::time::sleep(PAUSE.0) => {}
@@ -337,7 +337,14 @@ impl Recovery {
             let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(vec![wanted]) };
             match plan_host(&config, &host, &request) {
                 Ok(mut plans) if plans.plans.len() == 1 => remaining(&gpu.plan, plans.plans.remove(0)),
-                Ok(_) => GpuPlan { error: Some(ApiError::new(Code::NotFound, "the GPU is gone")), ..gpu.plan.clone() },
+                Ok(_) => GpuPlan {
+                    error: Some(ApiError::new(
+                        Code::NotFound,
+                        "the GPU does not exist any \
+                    more",
+                    )),
+                    ..gpu.plan.clone()
+                },
                 Err(error) => GpuPlan { error: Some(error), ..gpu.plan.clone() },
             }
         };
@@ -346,7 +353,7 @@ impl Recovery {
 }
 
 /// The data of an interrupted operation.
-struct Left {
+struct Leftover {
     parts: Vec<Part>,
     /// How far each GPU has come, as a rollback needs it.
     ends: Vec<Forward>,
@@ -359,7 +366,7 @@ struct Left {
 }
 
 fn note_the_gap(ongoing: &Ongoing, left: &UnfinishedOperation) {
-    ongoing.note(format!("gpushd ended while it was {}, and took it up again when it started", left.record.stage));
+    ongoing.note(format!("gpushd ended while it was {}, and continued it after its start", left.record.stage));
 }
 
 fn is_gone(error: &DriverError) -> bool {

@@ -40,11 +40,11 @@ pub(super) async fn all(
             Forward::Troubled(Trouble::Lost(_)) => left.push((part.clone(), "is lost")),
             Forward::Troubled(Trouble::Unknown(trouble)) => {
                 changes.push(part.degrade(&id, trouble));
-                left.push((part.clone(), "is in a state that is not known"));
+                left.push((part.clone(), "is in an unknown state"));
             }
             // The operation changed nothing on this GPU, and changes by others are not reverted.
             Forward::Troubled(Trouble::Failed(_)) if part.is_untouched() => {
-                left.push((part.clone(), "is left as it is: this operation has not changed it"));
+                left.push((part.clone(), "stays as it is: this operation has not changed it"));
             }
             Forward::Done | Forward::Stopped if part.is_untouched() => {}
             Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) => changed.push(part),

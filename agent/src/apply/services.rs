@@ -104,7 +104,10 @@ impl Services {
         if ended.end == End::Exited(0) {
             return Ok(());
         }
-        Err(failed(&format!("the hook {program}"), &ended).hint("mend the hook under [mode_change], then ask again"))
+        Err(failed(&format!("the hook {program}"), &ended).hint(
+            "correct the hook under [mode_change], then try \
+            again",
+        ))
     }
 
     /// Undoes the brackets of an operation that ends in `state`, in reverse order. Returns a sentence for each failure.
@@ -132,7 +135,7 @@ impl Services {
             }
             let recorded = self.store.write_ending(move |tx| tx.undone(operation, position)).await;
             if let Err(error) = recorded {
-                tracing::error!(operation = %operation, "cannot record that something was rolled back: {error}");
+                tracing::error!(operation = %operation, "cannot record the rollback of a service or hook: {error}");
             }
         }
         for failure in &failures {
@@ -157,7 +160,7 @@ impl Services {
                 }
                 let Err(why) = self.start(operation, service).await else { return true };
                 failures.push(format!(
-                    "{service} was stopped and can't be started again: {why}; see why: `systemctl status {service}`"
+                    "{service} was stopped and cannot be started again: {why}; see `systemctl status {service}`"
                 ));
                 false
             }
@@ -270,16 +273,24 @@ impl Services {
         let noted = self.store.read(move |view| view.undo(operation)).await?;
         let known = noted.into_iter().filter(|note| !note.undone).filter_map(|note| {
             let bracket = serde_json::from_value(note.what);
-            let unknown =
-                |error| tracing::error!(operation = %operation, "a note of what to take back is not known: {error}");
+            let unknown = |error| {
+                tracing::error!(operation = %operation, "cannot read a record of what must be undone: \
+                {error}")
+            };
             Some((note.position, bracket.map_err(unknown).ok()?))
         });
         Ok(known.collect())
     }
 
     async fn note(&self, operation: OperationId, bracket: &Bracket) -> Result<(), ApiError> {
-        let what = serde_json::to_value(bracket)
-            .map_err(|error| ApiError::new(Code::Internal, "a note can't be written").cause(error.to_string()))?;
+        let what = serde_json::to_value(bracket).map_err(|error| {
+            ApiError::new(
+                Code::Internal,
+                "cannot record what must be \
+                undone",
+            )
+            .cause(error.to_string())
+        })?;
         self.store.write(move |tx| tx.note_undo(operation, what.clone()).map(|_| ())).await?;
         Ok(())
     }
@@ -296,8 +307,8 @@ impl Services {
             | End::NotStarted(_)
             | End::Lost
             | End::Void
-            | End::Hangs => Err(failed(&format!("asking whether {service} runs"), &ended)
-                .hint(format!("ask yourself: `systemctl is-active {service}`"))),
+            | End::Hangs => Err(failed(&format!("the check whether {service} runs"), &ended)
+                .hint(format!("check it with `systemctl is-active {service}`"))),
         }
     }
 
@@ -341,9 +352,15 @@ pub(crate) fn health(outside: &Outside) -> Vec<ApiError> {
     let known = outside.not_started.lock().unwrap_or_else(PoisonError::into_inner);
     let each = known.iter().flat_map(|(operation, services)| services.iter().map(move |one| (operation, one)));
     each.map(|(operation, service)| {
-        ApiError::new(Code::Internal, format!("{service} was stopped for operation {operation}, and can't be started"))
-            .cause("gpushd keeps trying")
-            .hint(format!("see why: `systemctl status {service}`, `journalctl -u {service}`"))
+        ApiError::new(
+            Code::Internal,
+            format!(
+                "{service} was stopped for operation {operation}, and cannot be \
+            started"
+            ),
+        )
+        .cause("gpushd keeps trying")
+        .hint(format!("see why: `systemctl status {service}`, `journalctl -u {service}`"))
     })
     .collect()
 }

@@ -56,9 +56,9 @@ pub(super) async fn list(
     authorization.admin(&caller, "read the audit trail").await?;
     let limit = parameters.limit.unwrap_or(PAGE.0);
     if !(1..=PAGE.1).contains(&limit) {
-        let message = format!("`limit` is {limit}, and an answer holds 1 to {} records", PAGE.1);
+        let message = format!("`limit` is {limit}, but an answer has 1 to {} records", PAGE.1);
         return Err(Failure::bad_request(StatusCode::BAD_REQUEST, message)
-            .hint("request the others page by page: `after` takes the sequence number of the last record of a page"));
+            .hint("request page by page: `after` takes the sequence number of the last record of a page"));
     }
     let AuditParameters { after, object, since, .. } = parameters;
     let objects = object.map(|text| objects(&state.now(), &text)).transpose()?.unwrap_or_default();

@@ -100,7 +100,7 @@ pub(super) async fn stream(
     // At most one chunk is in flight. Later events stay in the ring that all listeners share.
     let (pieces, taken) = mpsc::channel(1);
     let telling = AbortOnDropHandle::new(tokio::spawn(tell(authorization, caller, cursor, filter, pieces)));
-    let mut response = Body::new(Told { pieces: taken, _telling: telling }).into_response();
+    let mut response = Body::new(EventStream { pieces: taken, _telling: telling }).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -188,21 +188,21 @@ fn kinds(text: &str) -> Result<Vec<EventKind>, ApiError> {
     let kind = |name: &str| {
         EventKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
             let names: Vec<&str> = EventKind::ALL.iter().map(|kind| kind.name()).collect();
-            ApiError::new(Code::BadRequest, format!("there is no kind {} of events", Quoted(name)))
-                .hint(format!("these there are: {}", names.join(", ")))
+            ApiError::new(Code::BadRequest, format!("{} is not a kind of event", Quoted(name)))
+                .hint(format!("the kinds are: {}", names.join(", ")))
         })
     };
     text.split(',').map(|name| kind(name.trim())).collect()
 }
 
 /// Body of a stream.
-struct Told {
+struct EventStream {
     pieces: mpsc::Receiver<Bytes>,
     /// Aborts the sending task when the client disconnects.
     _telling: AbortOnDropHandle<()>,
 }
 
-impl hyper::body::Body for Told {
+impl hyper::body::Body for EventStream {
     type Data = Bytes;
     type Error = Infallible;
 

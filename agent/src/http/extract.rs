@@ -63,12 +63,11 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
         read.map(|Json(Object(body))| Self(body)).map_err(|rejection| {
             let status = rejection.status();
             match rejection {
-                JsonRejection::MissingJsonContentType(_) => Failure::bad_request(
-                    status,
-                    format!("{path} takes JSON, but the content type of the request is another one"),
-                )
-                .hint("send the header `content-type: application/json`"),
-                // The library's text contains the invalid field and its position.
+                JsonRejection::MissingJsonContentType(_) => {
+                    Failure::bad_request(status, format!("{path} takes JSON, but the request has another content type"))
+                        .hint("send the header `content-type: application/json`")
+                }
+                // The text has the offending field and its position.
                 JsonRejection::JsonDataError(error) => unfit(&path, &error.body_text()),
                 JsonRejection::JsonSyntaxError(error) => unfit(&path, &error.body_text()),
                 _ if status == StatusCode::PAYLOAD_TOO_LARGE => {
@@ -84,7 +83,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 /// introduction from `text`.
 fn unfit(path: &str, text: &str) -> Failure {
     let detail = text.split_once(": ").map_or(text, |(_, detail)| detail);
-    Failure::bad_request(StatusCode::BAD_REQUEST, format!("the body is not what {path} takes: {detail}"))
+    Failure::bad_request(StatusCode::BAD_REQUEST, format!("the body is not valid for {path}: {detail}"))
         .hint("GET /v1/openapi.json describes the body")
 }
 
@@ -109,9 +108,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> 
 }
 
 /// The variable part of the path.
-pub(super) struct Part(pub(super) String);
+pub(super) struct PathPart(pub(super) String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Part {
+impl<S: Send + Sync> FromRequestParts<S> for PathPart {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {

@@ -29,7 +29,7 @@ impl Failure {
     /// Creates the error for too many connections.
     pub(crate) fn busy(why: String) -> Self {
         ApiError::new(Code::Unavailable, why)
-            .hint("close connections that are not needed, then ask again")
+            .hint("close connections that are not needed, then try again")
             .retryable()
             .into()
     }
@@ -58,14 +58,14 @@ impl Failure {
     }
 
     pub(super) fn no_such_path(path: &str) -> Self {
-        ApiError::new(Code::NotFound, format!("there is no {path:?} in this API"))
-            .hint("GET /v1/openapi.json describes what there is")
+        ApiError::new(Code::NotFound, format!("this API has no path {path:?}"))
+            .hint("GET /v1/openapi.json describes the paths")
             .into()
     }
 
     pub(super) fn no_such_method(method: &Method, path: &str) -> Self {
-        let error = ApiError::new(Code::BadRequest, format!("{path} can't be asked with {method}"))
-            .hint("GET /v1/openapi.json describes what there is");
+        let error = ApiError::new(Code::BadRequest, format!("{path} does not support {method}"))
+            .hint("GET /v1/openapi.json describes the paths");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, error)
     }
 

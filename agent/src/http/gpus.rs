@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::{
     Handles,
-    extract::{Body, Parameters, Part},
+    extract::{Body, Parameters, PathPart},
     failure::Failure,
     requests::Requests,
     response_limiter::{self, ResponseLimiter},
@@ -94,7 +94,7 @@ pub(super) async fn one(
     State(engine): State<Engine>,
     State(readings): State<Readings>,
     caller: Caller,
-    Part(gpu): Part,
+    PathPart(gpu): PathPart,
 ) -> Result<Json<Gpu>, Failure> {
     Ok(Json(find(&engine, &readings, &caller, &gpu).await?))
 }
@@ -108,15 +108,15 @@ pub(super) async fn profiles(
     State(engine): State<Engine>,
     State(readings): State<Readings>,
     caller: Caller,
-    Part(gpu): Part,
+    PathPart(gpu): PathPart,
 ) -> Result<Json<Arc<Vec<GpuProfile>>>, Failure> {
     let gpu = find(&engine, &readings, &caller, &gpu).await?;
     match gpu.mig {
         Some(mig) => Ok(Json(mig.profiles)),
         None => {
-            let message = format!("GPU {} ({}, {}) has no MIG", gpu.index, gpu.name, gpu.uuid);
+            let message = format!("GPU {} ({}, {}) does not support MIG", gpu.index, gpu.name, gpu.uuid);
             let error = ApiError::new(Code::Unsupported, message);
-            Err(error.hint("choose a GPU that has it: `gpushctl gpu list` shows them").into())
+            Err(error.hint("choose a GPU that supports it: `gpushctl gpu list` shows them").into())
         }
     }
 }
@@ -132,7 +132,7 @@ pub(super) async fn cordon(
     State(change): State<CordonChange>,
     caller: Caller,
     header: Header,
-    Part(gpu): Part,
+    PathPart(gpu): PathPart,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<Gpu>, Failure> {
     let path = format!("/v1/gpus/{gpu}/cordon");
@@ -156,7 +156,7 @@ pub(super) async fn uncordon(
     State(change): State<CordonChange>,
     caller: Caller,
     header: Header,
-    Part(gpu): Part,
+    PathPart(gpu): PathPart,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<Gpu>, Failure> {
     let path = format!("/v1/gpus/{gpu}/uncordon");

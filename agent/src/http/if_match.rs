@@ -28,7 +28,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
             Ok(generation) => Ok(Self(Some(generation))),
             Err(_) => {
                 let error = ApiError::new(Code::BadRequest, "the header If-Match is not a generation");
-                Err(error.hint("it is the number that GET /v1/overrides answers: `If-Match: 7`").into())
+                Err(error.hint("send the generation that GET /v1/overrides returns, such as `If-Match: 7`").into())
             }
         }
     }

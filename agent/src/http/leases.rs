@@ -5,7 +5,7 @@ use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseRenewRequest, LeaseReque
 use serde::{Deserialize, Serialize};
 
 use super::{
-    extract::{Body, Parameters, Part},
+    extract::{Body, Parameters, PathPart},
     failure::Failure,
     requests::Requests,
     response_limiter::ResponseLimiter,
@@ -90,7 +90,11 @@ pub(super) async fn list(
     get, path = "/v1/leases/{id}", operation_id = "getLease", tag = "leases",
     params(("id" = String, Path, description = "`L<number>`")),
     responses((status = 200, description = "The answer", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn one(State(leases): State<Leases>, caller: Caller, Part(id): Part) -> Result<Json<Lease>, Failure> {
+pub(super) async fn one(
+    State(leases): State<Leases>,
+    caller: Caller,
+    PathPart(id): PathPart,
+) -> Result<Json<Lease>, Failure> {
     Ok(Json(leases::one(&leases, caller.viewer, &id).await?))
 }
 
@@ -102,7 +106,7 @@ pub(super) async fn one(State(leases): State<Leases>, caller: Caller, Part(id): 
 pub(super) async fn environment(
     State(leases): State<Leases>,
     caller: Caller,
-    Part(id): Part,
+    PathPart(id): PathPart,
 ) -> Result<Json<LeaseGrant>, Failure> {
     Ok(Json(leases::environment(&leases, &caller, &id).await?))
 }
@@ -119,7 +123,7 @@ pub(super) async fn release(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(id): Part,
+    PathPart(id): PathPart,
     Body(body): Body<LeaseReleaseRequest>,
 ) -> Result<Json<Lease>, Failure> {
     let key = header.of(caller.peer.uid, &format!("/v1/leases/{id}/release"), &body);
@@ -137,7 +141,7 @@ pub(super) async fn renew(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(id): Part,
+    PathPart(id): PathPart,
     Body(request): Body<LeaseRenewRequest>,
 ) -> Result<Json<Lease>, Failure> {
     requests.can_record()?;
@@ -158,7 +162,7 @@ pub(super) async fn revoke(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(id): Part,
+    PathPart(id): PathPart,
     Body(request): Body<LeaseRevokeRequest>,
 ) -> Result<Json<Lease>, Failure> {
     requests.authorization.admin(&caller, "revoke leases").await?;

@@ -108,12 +108,12 @@ fn check_expiry(once: bool, expires_at: Option<Timestamp>) -> Result<(), ApiErro
     let Some(at) = expires_at else { return Ok(()) };
     let bad = |message: String| ApiError::new(Code::BadRequest, message);
     if once {
-        let error = bad("a layout that is applied once makes no override that could expire".to_owned());
-        return Err(error.hint("leave one of `once` and `expires_at` out"));
+        let error = bad("`expires_at` has no effect with `once`: no override is made".to_owned());
+        return Err(error.hint("leave out `once` or `expires_at`"));
     }
     if at <= Timestamp::now() {
         return Err(bad(format!("the override would expire at {at}, which has passed"))
-            .hint("name a time to come; `date -u` shows the host's"));
+            .hint("give a time in the future; `date -u` shows the time of the host"));
     }
     Ok(())
 }

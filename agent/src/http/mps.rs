@@ -5,7 +5,7 @@ use gpush_api::{Code, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest};
 use serde::Deserialize;
 
 use super::{
-    extract::{Body, Parameters, Part},
+    extract::{Body, Parameters, PathPart},
     failure::Failure,
     requests::Requests,
     response_limiter::ResponseLimiter,
@@ -44,7 +44,7 @@ pub(super) async fn list(
 pub(super) async fn one(
     State(mps): State<Mps>,
     caller: Caller,
-    Part(target): Part,
+    PathPart(target): PathPart,
 ) -> Result<Json<MpsDaemon>, Failure> {
     Ok(Json(mps::one(&mps, &caller, &target).await?))
 }
@@ -59,7 +59,7 @@ pub(super) async fn start(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(target): Part,
+    PathPart(target): PathPart,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
     act((mps, requests), caller, header, target, Act::Start, how).await
@@ -77,7 +77,7 @@ pub(super) async fn stop(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(target): Part,
+    PathPart(target): PathPart,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
     act((mps, requests), caller, header, target, Act::Stop, how).await
@@ -95,7 +95,7 @@ pub(super) async fn restart(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(target): Part,
+    PathPart(target): PathPart,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
     act((mps, requests), caller, header, target, Act::Restart, how).await
@@ -113,7 +113,7 @@ pub(super) async fn drain(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(target): Part,
+    PathPart(target): PathPart,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
     act((mps, requests), caller, header, target, Act::Drain, how).await
@@ -149,7 +149,7 @@ pub(super) async fn set(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(target): Part,
+    PathPart(target): PathPart,
     Body(change): Body<MpsSetRequest>,
 ) -> Result<Json<MpsSet>, Failure> {
     let key = header.of(caller.peer.uid, &format!("/v1/mps/{target}/settings"), &change);
@@ -161,7 +161,7 @@ pub(super) async fn set(
         Some(set) => Ok(Json(set)),
         None => {
             let daemon = mps::one(&mps, &caller, &target).await?;
-            Ok(Json(MpsSet { daemon, reaches: vec!["it was set by this request before".to_owned()] }))
+            Ok(Json(MpsSet { daemon, reaches: vec!["this request was carried out before".to_owned()] }))
         }
     }
 }
@@ -186,7 +186,7 @@ pub(super) async fn logs(
     State(authorization): State<Authorization>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
-    Part(target): Part,
+    PathPart(target): PathPart,
     Parameters(Lines { lines, all }): Parameters<Lines>,
 ) -> Result<Response, Failure> {
     authorization.admin(&caller, "read the logs of MPS daemons").await?;

@@ -8,7 +8,7 @@ use gpush_core::quote::Quoted;
 use serde::Deserialize;
 
 use super::{
-    extract::{Parameters, Part},
+    extract::{Parameters, PathPart},
     failure::Failure,
     requests::Requests,
     response_limiter::ResponseLimiter,
@@ -67,9 +67,9 @@ pub(super) async fn list(
 ) -> Result<Response, Failure> {
     let limit = parameters.limit.unwrap_or(PAGE.0);
     if !(1..=PAGE.1).contains(&limit) {
-        let message = format!("`limit` is {limit}, and an answer holds 1 to {} operations", PAGE.1);
+        let message = format!("`limit` is {limit}, but an answer has 1 to {} operations", PAGE.1);
         return Err(Failure::bad_request(StatusCode::BAD_REQUEST, message)
-            .hint("request the others page by page: `before` takes the id of the first operation of a page"));
+            .hint("request page by page: `before` takes the id of the first operation of a page"));
     }
     let viewer = caller.viewer;
     let list = async move {
@@ -86,7 +86,7 @@ pub(super) async fn list(
 }
 
 fn no_such(id: &str) -> ApiError {
-    ApiError::new(Code::BadRequest, format!("`before` takes the id of an operation, and {} is none", Quoted(id)))
+    ApiError::new(Code::BadRequest, format!("`before` takes the id of an operation, not {}", Quoted(id)))
         .hint("GET /v1/operations lists those that are known")
 }
 
@@ -99,7 +99,7 @@ pub(super) async fn one(
     State(operations): State<Operations>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
-    Part(id): Part,
+    PathPart(id): PathPart,
     Parameters(parameters): Parameters<OneParameters>,
 ) -> Result<Response, Failure> {
     // Outside of the limiter, because a request that waits needs no permit.
@@ -128,7 +128,7 @@ pub(super) async fn cancel(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Part(id): Part,
+    PathPart(id): PathPart,
 ) -> Result<(StatusCode, Json<Operation>), Failure> {
     let by = requests.authorization.admin(&caller, "cancel operations").await?;
     let key = header.of(caller.peer.uid, &format!("/v1/operations/{id}/cancel"), &());

@@ -11,7 +11,7 @@ use gpush_core::selector::Selector;
 use gpush_store::Store;
 
 use super::{
-    extract::Part,
+    extract::PathPart,
     failure::Failure,
     if_match::{IfMatch, tagged},
     requests::Requests,
@@ -62,7 +62,7 @@ pub(super) async fn end(
     State(authorization): State<Authorization>,
     caller: Caller,
     if_match: IfMatch,
-    Part(gpu): Part,
+    PathPart(gpu): PathPart,
 ) -> Result<Response, Failure> {
     let by = authorization.admin(&caller, "end overrides").await?;
     let gpus = readings.host().await.map(|observed| observed.gpus(caller.viewer));
@@ -93,8 +93,8 @@ fn meant(
                 Ok((gpu.uuid.clone(), Some(gpu.index), format!("GPU {} ({})", gpu.index, gpu.uuid)))
             }
             several => {
-                let message = format!("{text:?} names {} GPUs; one is needed", several.len());
-                Err(ApiError::new(Code::BadRequest, message).hint("end the override of one GPU after the other"))
+                let message = format!("{text:?} matches {} GPUs; name one", several.len());
+                Err(ApiError::new(Code::BadRequest, message).hint("clear the overrides one GPU at a time"))
             }
         },
         // A GPU that the driver does not list can still have an override.

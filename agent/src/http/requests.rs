@@ -117,7 +117,7 @@ impl Requests {
         work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
     ) -> Result<T, ApiError> {
         self.tasks.spawn(work).await.unwrap_or_else(|error| {
-            Err(ApiError::new(Code::Internal, "the request broke off because of a fault of gpushd")
+            Err(ApiError::new(Code::Internal, "the request failed because of an internal error of gpushd")
                 .cause(error.to_string())
                 .hint("see the log of gpushd: `journalctl -u gpushd`"))
         })

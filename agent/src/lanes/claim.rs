@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::MutexGuard};
 
 use gpush_api::ApiError;
 
-use super::{Known, Lanes};
+use super::{LaneStates, Lanes};
 use crate::state::{Holder, words};
 
 /// The lanes of one operation. Dropping it releases them.
@@ -36,7 +36,7 @@ impl Lanes {
         self.take(self.known(), gpus)
     }
 
-    fn take(&self, mut known: MutexGuard<'_, Known>, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
+    fn take(&self, mut known: MutexGuard<'_, LaneStates>, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
         for (index, uuid) in gpus {
             let Some(holder) = known.claimed.get(uuid) else { continue };
             return Err(words::changed_by(*index, uuid, holder));

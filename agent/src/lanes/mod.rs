@@ -67,7 +67,7 @@ pub(crate) struct Lanes(Arc<Inner>);
 struct Inner {
     /// Shows which operation changes a GPU.
     host: state::State,
-    known: Mutex<Known>,
+    known: Mutex<LaneStates>,
     /// Incremented when an operation ends or begins, or an entry leaves the queue, so that a waiting entry may begin.
     room: watch::Sender<u64>,
     /// Incremented when a reconciler or a grant has finished.
@@ -75,7 +75,7 @@ struct Inner {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct LaneStates {
     /// The operation that has claimed each GPU, by UUID.
     claimed: BTreeMap<String, Holder>,
     /// Running reconcilers and grants, by UUID of the GPU.
@@ -99,7 +99,7 @@ impl Lanes {
         Self(Arc::new(Inner { host, known: Mutex::default(), room, finished }))
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, LaneStates> {
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -162,7 +162,7 @@ impl Lanes {
     }
 }
 
-impl Known {
+impl LaneStates {
     fn is_idle(&self, uuid: &str) -> bool {
         self.at_work.get(uuid).is_none_or(|at_work| *at_work == AtWork::default())
     }

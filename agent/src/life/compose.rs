@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// The surroundings of gpushd.
-pub(super) struct Origin {
+pub(super) struct HostOrigin {
     /// The boot id, or why it is not known.
     pub(super) boot: Result<String, ApiError>,
     /// Root of the host's file system.
@@ -91,11 +91,11 @@ pub(super) struct Parts {
 /// If a thread cannot be started.
 pub(super) fn compose(
     settings: Settings,
-    origin: Origin,
+    origin: HostOrigin,
     remembered: Remembered,
     options: Options,
 ) -> anyhow::Result<Parts> {
-    let Origin { boot, host_root, outside, mps_dir, mps_programs } = origin;
+    let HostOrigin { boot, host_root, outside, mps_dir, mps_programs } = origin;
     let Remembered {
         store,
         notes,

@@ -42,7 +42,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    compose::{Origin, Parts},
+    compose::{HostOrigin, Parts},
     reloading::Reloading,
 };
 use crate::{
@@ -227,7 +227,7 @@ async fn serve(
     level: Option<&Log>,
 ) -> anyhow::Result<()> {
     let mut signals = Signals::listen(here.early).context("signals can't be handled")?;
-    let origin = Origin {
+    let origin = HostOrigin {
         boot: here.boot,
         host_root: here.host_root,
         outside: Arc::new(here.outside),
@@ -314,7 +314,7 @@ async fn serve(
     drop(inbox);
     let unfinished = operations.unfinished();
     if unfinished > 0 {
-        tracing::info!("stopping once {unfinished} operations have ended; a second SIGTERM breaks them off");
+        tracing::info!("stopping after {unfinished} operations have ended; a second SIGTERM stops at once");
         notify::send(Notification::Status("finishing operations".to_owned()));
     }
     // The queue begins no more operations. Those that it has begun are among the tasks.
@@ -340,13 +340,13 @@ async fn serve(
     drop((socket_file, admin_file));
     let _ = tokio::time::timeout(WORKER_END, hardware.stop()).await;
     tracing::info!("stopped");
-    result.context("the accept loops broke off")?
+    result.context("the accept loops ended unexpectedly")?
 }
 
 /// Waits until all sockets are closed, or one of them fails.
 async fn served(public: Serving, admin: Option<Serving>) -> anyhow::Result<()> {
     let ended = async |serving: Serving| {
-        serving.await.context("the accept loop broke off")?.context("the socket can't be served")
+        serving.await.context("the accept loop ended unexpectedly")?.context("cannot serve the socket")
     };
     let admin = async {
         match admin {

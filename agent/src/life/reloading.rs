@@ -45,9 +45,9 @@ impl Reloading<'_> {
         let reloaded = self.reload.carry_out(wish, live).await;
         match &reloaded {
             Ok(reloaded) => {
-                tracing::info!("the config was read again");
+                tracing::info!("the config was reloaded");
                 for one in &reloaded.ended {
-                    tracing::info!(gpu = one.uuid, "the override of {} has ended with it", words::actor(&one.by));
+                    tracing::info!(gpu = one.uuid, "the override of {} was cleared", words::actor(&one.by));
                 }
                 for PendingRestart { key, in_force, in_file } in settings.pending_restart() {
                     let [in_force, in_file] =
@@ -56,13 +56,13 @@ impl Reloading<'_> {
                 }
                 let pending_restart = settings.pending_restart().into_iter().map(|one| one.key).collect();
                 state.events().publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));
-                notify::send(Notification::Status("the config was read again".to_owned()));
+                notify::send(Notification::Status("the config was reloaded".to_owned()));
             }
             Err(error) => {
                 tracing::error!("{}", words::in_full(error));
                 let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
                 state.events().publish(Happening::Config(change));
-                notify::send(Notification::Status("the config is wrong and was not taken".to_owned()));
+                notify::send(Notification::Status("the config has errors and was not loaded".to_owned()));
             }
         }
         reloaded
@@ -76,5 +76,5 @@ fn to_api(error: &SocketError) -> ApiError {
         answer = answer.cause(source.to_string());
         at = source;
     }
-    answer.hint("mend socket_group and socket_mode under [api], then `systemctl reload gpushd`")
+    answer.hint("correct socket_group and socket_mode under [api], then `systemctl reload gpushd`")
 }

@@ -41,7 +41,7 @@ use tower_service::Service;
 
 use super::{
     accounts::Accounts,
-    caps::{Caps, Place, Rank, Refusal},
+    caps::{Caps, ConnectionSlot, Rank, Refusal},
     pace::{Pace, Paced},
 };
 use crate::{
@@ -131,7 +131,7 @@ pub(crate) async fn serve(
     drop(listener);
     connections.close();
     if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
-        tracing::info!("{} connections were still open and are cut off", connections.len());
+        tracing::info!("closing {} connections that are still open", connections.len());
         cut.cancel();
         connections.wait().await;
     }
@@ -153,7 +153,7 @@ impl Limits {
     }
 
     /// Takes a place for a client. Looks up the details of the peer only if they affect the result.
-    fn enter(&self, client: &mut Client, stream: &StdStream) -> Result<Place, String> {
+    fn enter(&self, client: &mut Client, stream: &StdStream) -> Result<ConnectionSlot, String> {
         let now = std::time::Instant::now();
         if self.is_privileged(&client.peer) {
             client.identify(stream);
@@ -276,7 +276,7 @@ async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
 async fn connection(
     stream: UnixStream,
     mut client: Client,
-    place: Place,
+    place: ConnectionSlot,
     door: Door,
     router: Router,
     closing: CancellationToken,
@@ -336,7 +336,7 @@ async fn connection(
                 return;
             }
             () = pace.too_slow() => {
-                tracing::debug!(uid = peer.uid, "a connection was too slow and is closed");
+                tracing::debug!(uid = peer.uid, "closing a connection that is too slow");
                 return;
             }
             () = &mut ending, if !asked_to_end => {

@@ -43,7 +43,7 @@ struct Range {
 
 /// The result of the last lookup.
 #[derive(Debug, Default)]
-struct Found {
+struct AccountLookup {
     /// Sorted by first uid.
     ranges: Vec<Range>,
     /// Groups whose members are administrators.
@@ -52,7 +52,7 @@ struct Found {
 
 /// The accounts of connections, as of the last lookup.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Accounts(Arc<RwLock<Found>>);
+pub(crate) struct Accounts(Arc<RwLock<AccountLookup>>);
 
 impl Accounts {
     /// Returns the account of a uid.
@@ -74,7 +74,7 @@ impl Accounts {
         groups.iter().any(|group| found.admin_groups.contains(group))
     }
 
-    fn set(&self, found: Found) {
+    fn set(&self, found: AccountLookup) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = found;
     }
 }
@@ -87,7 +87,7 @@ pub(crate) async fn follow(accounts: Accounts, admin_groups: impl Fn() -> Vec<St
             let text = fs::read_to_string(SUBUID).unwrap_or_default();
             let uid = |name: &str| User::from_name(name).ok().flatten().map(|user| user.uid.as_raw());
             let gid = |name: &String| Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw());
-            Found { ranges: ranges(&text, uid), admin_groups: groups.iter().filter_map(gid).collect() }
+            AccountLookup { ranges: ranges(&text, uid), admin_groups: groups.iter().filter_map(gid).collect() }
         });
         tokio::select! {
             found = looked_up => match found {
@@ -125,7 +125,7 @@ impl Accounts {
     /// Returns accounts without subordinate uids, with these admin groups.
     pub(super) fn with_admin_groups(admin_groups: Vec<u32>) -> Self {
         let accounts = Self::default();
-        accounts.set(Found { ranges: Vec::new(), admin_groups });
+        accounts.set(AccountLookup { ranges: Vec::new(), admin_groups });
         accounts
     }
 }
@@ -137,7 +137,7 @@ mod tests {
     fn accounts(text: &str) -> Accounts {
         let accounts = Accounts::default();
         let uid = |name: &str| (name == "alice").then_some(1000);
-        accounts.set(Found { ranges: ranges(text, uid), admin_groups: vec![27] });
+        accounts.set(AccountLookup { ranges: ranges(text, uid), admin_groups: vec![27] });
         accounts
     }
 

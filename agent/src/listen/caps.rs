@@ -80,7 +80,7 @@ pub(crate) struct Caps {
 
 /// A place for one connection. Dropping it releases the place.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ConnectionSlot {
     caps: Caps,
     account: Account,
     /// Delay before the connection is served.
@@ -119,7 +119,7 @@ impl Caps {
     ///
     /// # Errors
     /// If the account or the total has reached its limit.
-    pub(crate) fn enter(&self, account: Account, rank: Rank, now: Instant) -> Result<Place, Refusal> {
+    pub(crate) fn enter(&self, account: Account, rank: Rank, now: Instant) -> Result<ConnectionSlot, Refusal> {
         let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = accounts.values().map(|count| count.open).sum();
         if accounts.len() > REMEMBERED {
@@ -147,7 +147,7 @@ impl Caps {
             count.next = start + INTERVAL;
             start.saturating_duration_since(now)
         };
-        Ok(Place { caps: self.clone(), account, delay })
+        Ok(ConnectionSlot { caps: self.clone(), account, delay })
     }
 }
 
@@ -155,7 +155,7 @@ fn eighths(descriptors: u64, count: u64) -> usize {
     usize::try_from(descriptors / 8 * count).unwrap_or(usize::MAX)
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut accounts = self.caps.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = accounts.get_mut(&self.account) {
@@ -172,7 +172,7 @@ mod tests {
     const BOB: Account = Account::User(1001);
     const ROOT: Account = Account::User(0);
 
-    fn enter(caps: &Caps, account: Account, rank: Rank) -> Result<Place, Refusal> {
+    fn enter(caps: &Caps, account: Account, rank: Rank) -> Result<ConnectionSlot, Refusal> {
         caps.enter(account, rank, Instant::now())
     }
 

@@ -54,7 +54,7 @@ const ADMIN: &str = "admin";
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SocketError {
     /// The directory of the socket cannot be created.
-    #[error("the directory of the socket {} can't be made; give another path with {option}", path.display())]
+    #[error("cannot create the directory of the socket {}; give another path with {option}", path.display())]
     Directory {
         /// The socket.
         path: PathBuf,
@@ -74,8 +74,9 @@ pub(crate) enum SocketError {
         /// The option that sets another path.
         option: &'static str,
     },
-    /// The lock of the path cannot be taken.
-    #[error("the lock {} of the socket can't be used; remove what is there, or give another path with {option}", path.display())]
+    /// Its lock cannot be taken.
+    #[error("cannot use the lock {} of the socket; remove that file, or give another path with \
+        {option}", path.display())]
     Lock {
         /// The lock's file.
         path: PathBuf,
@@ -110,15 +111,15 @@ pub(crate) enum SocketError {
     },
     /// The group in the config does not exist.
     #[error(
-        "the socket's group {group:?} does not exist; make it (`groupadd --system {group}`), or change \
-             `socket_group` under [api] in the config"
+        "the socket's group {group:?} does not exist; create it (`groupadd --system {group}`), or change \
+        `socket_group` under [api] in the config"
     )]
     NoGroup {
         /// The group.
         group: String,
     },
     /// The permissions of the socket cannot be changed.
-    #[error("the permissions of the socket {} can't be changed", path.display())]
+    #[error("cannot change the permissions of the socket {}", path.display())]
     Access {
         /// The path.
         path: PathBuf,
@@ -126,7 +127,7 @@ pub(crate) enum SocketError {
         source: io::Error,
     },
     /// Another failure.
-    #[error("the socket {} can't be made", path.display())]
+    #[error("cannot create the socket {}", path.display())]
     Bind {
         /// The path.
         path: PathBuf,
@@ -134,7 +135,7 @@ pub(crate) enum SocketError {
         source: io::Error,
     },
     /// A socket that systemd passed cannot be used.
-    #[error("the socket that systemd handed over can't be used; check gpushd.socket and gpushd-admin.socket")]
+    #[error("cannot use the socket that systemd passed to gpushd; check gpushd.socket and gpushd-admin.socket")]
     HandedOver {
         /// Why.
         source: io::Error,
@@ -262,7 +263,7 @@ impl SocketFile {
         let change = || -> io::Result<()> {
             let before = fs::symlink_metadata(path)?;
             if before.ino() != *inode {
-                return Err(io::Error::new(ErrorKind::NotFound, "somebody has replaced it"));
+                return Err(io::Error::new(ErrorKind::NotFound, "another program has replaced it"));
             }
             // Access is closed during the change, so that no group gets the mode meant for another one.
             fs::set_permissions(path, fs::Permissions::from_mode(0o600 & access.mode))?;

@@ -110,6 +110,5 @@ pub(super) fn without_effect(what: &str, error: &DriverError) -> ApiError {
     if !error.may_land() && error.kind != ErrorKind::Unsettled {
         return explained;
     }
-    explained
-        .hint("what held the driver up may be in the kernel's log: `dmesg | grep -i -e nvrm -e xid`; then apply again")
+    explained.hint("look for the cause in the kernel's log: `dmesg | grep -i -e nvrm -e xid`; then apply again")
 }

@@ -171,7 +171,7 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
         return Err(view::refuse_end(label, entry, why));
     }
     let Some(target) = &entry.target else {
-        let message = format!("{label} can't be started: how it is to be shared is not known yet");
+        let message = format!("cannot start the MPS daemon of {label}: its settings are not known yet");
         return Err(ApiError::new(Code::Unavailable, message).hint("`gpushctl status` shows its GPU").retryable());
     };
     // If an operation keeps the daemon stopped, it must not start before the operation ends.
@@ -235,7 +235,7 @@ pub(crate) async fn set(
         return Err(view::refuse_end(&label, &entry, why));
     }
     let Some(target) = entry.target.clone() else {
-        return Err(ApiError::new(Code::Conflict, format!("{label} is not shared through MPS any more")));
+        return Err(ApiError::new(Code::Conflict, format!("{label} is no longer shared through MPS")));
     };
     let rule = target.policy.settings.clone();
     let before = mps.record(&uuid).set.map_or_else(|| rule.clone(), |set| set.settings);
@@ -258,7 +258,7 @@ pub(crate) async fn set(
     let seen = entry.daemon.seen();
     let has_them = seen.policy.as_ref().is_some_and(|policy| policy.settings == settings);
     let reaches = if is_changing && !has_them {
-        vec!["its daemon has it once the operation that changes its GPU has ended".to_owned()]
+        vec!["it takes effect when the operation that changes the GPU has ended".to_owned()]
     } else {
         reaches(&before, &settings, &daemon, &seen)
     };
@@ -284,27 +284,27 @@ fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<Strin
 /// Describes which clients a change affects, according to NVIDIA's documentation.
 fn reaches(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &Seen) -> Vec<String> {
     if before == now {
-        return vec!["nothing changed: it had these settings".to_owned()];
+        return vec!["no change: it already had these settings".to_owned()];
     }
     match seen.state {
         State::Ready { .. } => {}
         State::Found { .. } | State::Hung { .. } | State::Fault { .. } => {
-            return vec!["its daemon has it as soon as it answers and serves".to_owned()];
+            return vec!["it takes effect when the daemon is ready".to_owned()];
         }
         State::Draining { .. } | State::Stopping { .. } | State::Stopped => {
-            return vec!["its daemon has it once it is started again".to_owned()];
+            return vec!["it takes effect when the daemon is started again".to_owned()];
         }
         State::Starting { .. } | State::BackingOff { .. } | State::GivenUp => {
-            return vec!["its daemon has it from its start on".to_owned()];
+            return vec!["it takes effect when the daemon has started".to_owned()];
         }
     }
-    let mut reaches = vec!["clients that start from now on have it".to_owned()];
+    let mut reaches = vec!["it applies to clients that start from now on".to_owned()];
     let running = daemon.clients.len();
     if running > 0 {
-        reaches.push(format!("not the {running} that run: they keep what they started with"));
+        reaches.push(format!("the clients that run now ({running}) keep their settings"));
     }
     if before.memory_limit_mib != now.memory_limit_mib && !daemon.servers.is_empty() {
-        reaches.push("the memory limit only from the next server on: one that runs keeps its own".to_owned());
+        reaches.push("a server that runs now keeps its memory limit until it ends".to_owned());
     }
     reaches
 }

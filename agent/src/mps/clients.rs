@@ -72,7 +72,7 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
         match tokio::time::timeout(TERMINATE, entry.daemon.have(Do::Terminate(pid))).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(mps = entry.short, "{error}"),
-            Err(_) => tracing::warn!(mps = entry.short, "its daemon was not told in time to end the work of {pid}"),
+            Err(_) => tracing::warn!(mps = entry.short, "cannot ask its daemon in time to end process {pid}"),
         }
     }
 }
@@ -111,13 +111,13 @@ pub(super) fn findings(seen: &Seen, clients: &[MpsClient], leases: &[OpenLease])
     let without = clients.iter().filter(|client| client.lease.is_none()).count();
     if without > 0 {
         let who = if without == 1 { "1 client runs".to_owned() } else { format!("{without} clients run") };
-        findings.push(format!("{who} without a lease: up to the daemon's own ceiling each"));
+        findings.push(format!("{who} without a lease: each may use up to the ceiling of the daemon"));
     }
     if let Some(most) =
         seen.policy.as_ref().map(|policy| policy.max_clients as usize).filter(|most| clients.len() > *most)
     {
         let are = if most == 1 { "is" } else { "are" };
-        findings.push(format!("{} clients are there, {most} {are} wanted at most", clients.len()));
+        findings.push(format!("{} clients are connected, but {most} {are} allowed", clients.len()));
     }
     let mut uids: BTreeMap<u32, usize> = BTreeMap::new();
     for uid in clients.iter().filter_map(|client| client.uid) {
@@ -137,8 +137,8 @@ pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Seen) -> Vec<Stri
     let stuck = seen.blocked();
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;
-    let why = "a daemon serves one user at a time, and a client of another one has come: until that one has gone, or \
-               those who are served have, whoever waits hangs";
+    let why = "the daemon serves one user at a time, and clients of several users are connected: the clients of the \
+        other users hang until the served ones have ended";
     let sentence = |pid: u32| match people.get(&pid).filter(|person| caller.viewer.may_see(Some(person.uid))) {
         Some(person) => format!("{} waits: {why}", person.describe(pid)),
         None => format!("a client waits: {why}"),

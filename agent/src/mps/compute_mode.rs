@@ -67,7 +67,7 @@ pub(super) fn gets_past(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiErr
     Some(
         ApiError::new(Code::DriverError, message)
             .cause(why)
-            .hint("gpushd tries again by itself; a rule with `compute_mode = \"keep\"` goes without")
+            .hint("gpushd tries again; a rule with `compute_mode = \"keep\"` does not need it")
             .retryable(),
     )
 }

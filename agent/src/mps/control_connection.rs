@@ -18,7 +18,7 @@ pub(super) async fn holders(mps: &Mps, caller: &Caller, report: &Report) -> Vec<
 }
 
 fn sentence(pid: u32, identity: &ProcessIdentity) -> String {
-    format!("{} has its ear: once that process has ended, it answers", identity.describe(pid))
+    format!("{} holds its control connection: the daemon answers when that process has ended", identity.describe(pid))
 }
 
 #[cfg(test)]
@@ -34,12 +34,14 @@ mod tests {
         };
         assert_eq!(
             sentence(4711, &identity),
-            "nvidia-cuda-mps-control (pid 4711, root) has its ear: once that process has ended, it answers"
+            "nvidia-cuda-mps-control (pid 4711, root) holds its control connection: the daemon answers when that \
+            process has ended"
         );
         (identity.user, identity.command) = (None, None);
         assert_eq!(
             sentence(4711, &identity),
-            "a process without a command line (pid 4711, uid 0) has its ear: once that process has ended, it answers"
+            "a process without a command line (pid 4711, uid 0) holds its control connection: the daemon answers \
+            when that process has ended"
         );
     }
 }

@@ -64,7 +64,7 @@ pub(crate) fn is_starting(mps: &Mps) -> bool {
 /// Why the target does not serve.
 pub(crate) fn serves(mps: &Mps, target: &str) -> Result<(), ApiError> {
     let Some(entry) = mps.entries().get(target).cloned() else {
-        return Err(ApiError::new(Code::Conflict, format!("{target} is not shared through MPS any more"))
+        return Err(ApiError::new(Code::Conflict, format!("{target} is no longer shared through MPS"))
             .hint("list the targets with `gpushctl mps list`"));
     };
     let label = view::label(&entry, target);

@@ -11,21 +11,21 @@ use gpush_mps::daemon::multi_user::{self, Support};
 
 /// What a program supports, and which version of its file was asked.
 #[derive(Debug, Clone)]
-pub(super) struct Asked {
+pub(super) struct ProgramSupport {
     program: PathBuf,
     written: Option<SystemTime>,
     support: Support,
 }
 
 /// Determines what a program supports, unless `before` is a known result for the same file.
-pub(super) async fn ask(program: &Path, before: Option<Asked>) -> Asked {
+pub(super) async fn ask(program: &Path, before: Option<ProgramSupport>) -> ProgramSupport {
     let written = std::fs::metadata(program).and_then(|meta| meta.modified()).ok();
-    let is_same = |before: &Asked| before.program == program && before.written == written;
-    let is_known = |before: &Asked| before.support != Support::Unknown;
+    let is_same = |before: &ProgramSupport| before.program == program && before.written == written;
+    let is_known = |before: &ProgramSupport| before.support != Support::Unknown;
     if let Some(before) = before.filter(|before| is_same(before) && is_known(before)) {
         return before;
     }
-    let asked = Asked { program: program.to_owned(), written, support: multi_user::support(program).await };
+    let asked = ProgramSupport { program: program.to_owned(), written, support: multi_user::support(program).await };
     match why(&asked) {
         Some(why) => tracing::warn!("users = \"many\": {why}"),
         None => tracing::info!("users = \"many\": {} supports it", program.display()),
@@ -34,7 +34,7 @@ pub(super) async fn ask(program: &Path, before: Option<Asked>) -> Asked {
 }
 
 /// Returns why a target serves one user at a time although its rule requests several.
-pub(super) fn why(asked: &Asked) -> Option<String> {
+pub(super) fn why(asked: &ProgramSupport) -> Option<String> {
     let program = asked.program.display();
     let why = match asked.support {
         Support::Supported => return None,
@@ -46,9 +46,9 @@ pub(super) fn why(asked: &Asked) -> Option<String> {
 }
 
 /// Returns the effective policy: one user at a time unless several are supported.
-pub(super) fn had(policy: MpsPolicy, asked: Option<&Asked>) -> MpsPolicy {
+pub(super) fn had(policy: MpsPolicy, asked: Option<&ProgramSupport>) -> MpsPolicy {
     match asked {
-        Some(Asked { support: Support::Supported, .. }) => policy,
+        Some(ProgramSupport { support: Support::Supported, .. }) => policy,
         Some(_) | None => MpsPolicy { users: MpsUsers::One, ..policy },
     }
 }
@@ -57,14 +57,14 @@ pub(super) fn had(policy: MpsPolicy, asked: Option<&Asked>) -> MpsPolicy {
 mod tests {
     use super::*;
 
-    fn asked(support: Support) -> Asked {
-        Asked { program: "/usr/bin/nvidia-cuda-mps-control".into(), written: None, support }
+    fn asked(support: Support) -> ProgramSupport {
+        ProgramSupport { program: "/usr/bin/nvidia-cuda-mps-control".into(), written: None, support }
     }
 
     #[test]
     fn several_users_are_served_only_where_supported() {
         let rule = MpsPolicy { users: MpsUsers::Many, ..MpsPolicy::default() };
-        let users = |asked: Option<&Asked>| had(rule.clone(), asked).users;
+        let users = |asked: Option<&ProgramSupport>| had(rule.clone(), asked).users;
         assert_eq!(users(None), MpsUsers::One);
         assert_eq!(users(Some(&asked(Support::Supported))), MpsUsers::Many);
         assert_eq!(why(&asked(Support::Supported)), None);
@@ -78,7 +78,7 @@ mod tests {
     async fn program_is_asked_again_only_after_it_changed() {
         let program = tempfile::NamedTempFile::new().unwrap();
         let first = ask(program.path(), None).await;
-        let known = Asked { support: Support::Supported, ..first };
+        let known = ProgramSupport { support: Support::Supported, ..first };
         assert_eq!(ask(program.path(), Some(known.clone())).await.support, Support::Supported);
         program.as_file().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         assert_ne!(ask(program.path(), Some(known)).await.support, Support::Supported);

@@ -34,7 +34,7 @@ pub(crate) fn gpus_known(host: &HostState) -> Result<(), ApiError> {
 fn starting(error: &DriverError) -> ApiError {
     ApiError::new(Code::Unavailable, "the GPUs are not known yet: the driver has not answered")
         .cause(error.to_string())
-        .hint("ask again in a moment; `gpushctl status` shows whether the driver answers")
+        .hint("try again in a moment; `gpushctl status` shows whether the driver answers")
         .retryable()
 }
 
@@ -61,8 +61,8 @@ pub(super) fn explain(mps: &Mps, outlook: &Outlook, text: &str, not_found: ApiEr
     }
     if outlook.has_pending(mps) {
         return ApiError::new(Code::Unavailable, not_found.message)
-            .cause("gpushd is about to start MPS daemons that the config wants")
-            .hint("ask again in a moment; `gpushctl mps list` shows the targets")
+            .cause("gpushd has not started the MPS daemons of the config yet")
+            .hint("try again in a moment; `gpushctl mps list` shows the targets")
             .retryable();
     }
     not_found

@@ -143,7 +143,7 @@ pub(crate) struct Inner {
     /// What running operations have done with daemons, by id of the operation.
     moves: Mutex<BTreeMap<String, Moves>>,
     /// Whether the control program supports several users. Determined when a rule requests them.
-    many: Mutex<Option<many::Asked>>,
+    many: Mutex<Option<many::ProgramSupport>>,
     /// Serializes runs of the control program for `many`.
     asking_many: tokio::sync::Mutex<()>,
     wakes: Wakes,
@@ -220,7 +220,7 @@ impl Mps {
         of_gpus.into_iter().flat_map(|(_, findings)| findings).cloned().collect()
     }
 
-    fn many(&self) -> MutexGuard<'_, Option<many::Asked>> {
+    fn many(&self) -> MutexGuard<'_, Option<many::ProgramSupport>> {
         self.many.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

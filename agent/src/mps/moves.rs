@@ -76,7 +76,7 @@ impl Mps {
 fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
     let (seen, label) = (entry.daemon.seen(), view::label(entry, uuid));
     if !seen.clients_known {
-        return vec![format!("whether {label} has clients can't be told")];
+        return vec![format!("it is not known whether {label} has clients")];
     }
     let mut users: Vec<String> =
         mps.leases_on(uuid).iter().map(|lease| format!("{label} has {}", lease.describe())).collect();
@@ -151,8 +151,8 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
             *plan = plan.without_steps().refused(
                 error
                     .hint(format!(
-                        "see them with `gpushctl mps show {name}`; wait for them with `--wait`, or revoke leases with \
-                         `gpushctl lease revoke LEASE --reason TEXT --end`"
+                        "see them with `gpushctl mps show {name}`; wait for them with `--wait`, or revoke leases \
+                        with `gpushctl lease revoke LEASE --reason TEXT --end` (administrator)"
                     ))
                     .retryable(),
             );
@@ -217,7 +217,7 @@ pub(crate) async fn aside(mps: &Mps, operation: &str, gpu: &str, uuid: &str, lab
     let used = users(mps, uuid, &entry);
     if !used.is_empty() {
         let _it_is = entry.daemon.have(Do::Open).await;
-        let mut error = ApiError::new(Code::Blocked, format!("{label} came into use")).retryable();
+        let mut error = ApiError::new(Code::Blocked, format!("{label} is in use now")).retryable();
         error.causes = used;
         return Err(error);
     }
@@ -251,7 +251,7 @@ async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiErr
     }
     let message = format!("the MPS daemon {} does not end", entry.short);
     Err(ApiError::new(Code::Unavailable, message)
-        .hint(format!("`gpushctl mps show {}` says how it is", view::name(entry))))
+        .hint(format!("see its state with `gpushctl mps show {}`", view::name(entry))))
 }
 
 /// Starts the daemon of a whole GPU, and waits until it serves.
@@ -262,19 +262,22 @@ pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(
     mps.moves().entry(operation.to_owned()).or_default().coming.insert(uuid.to_owned());
     // The last reading may be older than the earlier steps of the operation.
     if let Err(error) = mps.handles.readings.read_now(uuid).await {
-        tracing::warn!(gpu = uuid, "it can't be read before its MPS daemon is started: {error}");
+        tracing::warn!(gpu = uuid, "cannot read it before its MPS daemon is started: {error}");
     }
     reconcile::reconcile_owned(mps, uuid).await;
     let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
     let label = mps.entries().get(uuid).map_or_else(|| format!("GPU {uuid}"), |entry| view::label(entry, uuid));
     if let Some(error) = compute_mode::gets_past(mps, uuid, &label) {
         compute_mode::not_come(mps, operation, uuid).await;
-        return Err(error.hint("mend that, then apply again; a rule with `compute_mode = \"keep\"` goes without"));
+        return Err(error.hint(
+            "remove the cause, then apply again; a rule with `compute_mode = \"keep\"` does not \
+            need it",
+        ));
     }
     let Some(entry) = mps.entries().get(uuid).cloned() else {
-        let mut error = ApiError::new(Code::Unsupported, "no MPS daemon can be there");
+        let mut error = ApiError::new(Code::Unsupported, "an MPS daemon cannot run there");
         error.causes = mps.findings();
-        return Err(error.hint("mend what is in the way, then apply again"));
+        return Err(error.hint("remove the cause, then apply again"));
     };
     let is_stopped = || mps.record(uuid).stopped.is_some();
     let mut follow = entry.daemon.follow();
@@ -300,13 +303,13 @@ pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(
     }
     compute_mode::not_come(mps, operation, uuid).await;
     let label = view::label(&entry, uuid);
-    let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not come up"));
+    let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not start"));
     error.causes = seen.trouble;
     // A daemon that never ran has no logs.
     let logs = seen.logs.filter(|logs| logs.exists());
     Err(match logs {
-        Some(logs) => error.hint(format!("see what it said in {}", logs.display())),
-        None => error.hint("mend that, then apply again"),
+        Some(logs) => error.hint(format!("see its log in {}", logs.display())),
+        None => error.hint("remove the cause, then apply again"),
     })
 }
 
@@ -359,7 +362,7 @@ fn sentence_on((uuid, entry): &(String, Entry)) -> Option<String> {
     let (seen, label) = (entry.daemon.seen(), view::label(entry, uuid));
     match seen.state {
         State::BackingOff { .. } | State::GivenUp => {
-            Some(format!("the MPS daemon of {label} does not come up: {}", seen.trouble.join(", ")))
+            Some(format!("the MPS daemon of {label} does not start: {}", seen.trouble.join(", ")))
         }
         state => is_late(&state).then(|| format!("the MPS daemon of {label} is not ready yet")),
     }

@@ -61,8 +61,16 @@ pub(super) async fn unset(mps: &Mps, target: &sharing::Target) {
     }
     let forget = move |record: MpsTarget| MpsTarget { set: record.set.filter(|set| set.rule == now), ..record };
     match change(mps, &target.uuid, forget, |_| Ok(())).await {
-        Ok(()) => tracing::info!("{} has another rule: what was set above the old one is void", target.label()),
-        Err(error) => tracing::error!("{}: what was set above its rule before stands: {error}", target.label()),
+        Ok(()) => tracing::info!(
+            "{} has another rule: the settings of `mps set` are \
+            discarded",
+            target.label()
+        ),
+        Err(error) => tracing::error!(
+            "{}: cannot discard the settings of `mps set`: \
+            {error}",
+            target.label()
+        ),
     }
 }
 
@@ -73,7 +81,7 @@ pub(super) async fn forget(mps: &Mps, uuid: &str) {
         return;
     }
     if let Err(error) = change(mps, uuid, ended, |_| Ok(())).await {
-        tracing::error!(gpu = uuid, "that it is not shared any more can't be recorded: {error}");
+        tracing::error!(gpu = uuid, "cannot record that it is no longer shared: {error}");
     }
 }
 

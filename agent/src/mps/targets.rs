@@ -80,7 +80,7 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
     let shared = mps.clone();
     let hands_off = Arc::new(move || {
         let entered = shared.handles.state.maintenance().is_some();
-        entered.then(|| "the host is in maintenance: no MPS daemon is started before that is over".to_owned())
+        entered.then(|| "the host is in maintenance: MPS daemons start after it".to_owned())
     });
     let sources = Sources { driver_clients: witness, recorded_users: on_record, start_blocked: hands_off };
     Daemon::of(short, uuid, place, mps.hands.clone(), sources, changed)
@@ -135,7 +135,7 @@ impl Outlook {
         Some(match (told.is_empty(), uuid == gpu.uuid) {
             (false, _) => told.join(", "),
             (true, true) => format!("the config wants GPU {} in mode {}", gpu.index, gpu.mode.name()),
-            (true, false) => "its GPU's layout does not share it any more".to_owned(),
+            (true, false) => "the layout of its GPU no longer shares it".to_owned(),
         })
     }
 }

@@ -60,14 +60,16 @@ pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
     let clients = if inside == 1 { "its client".to_owned() } else { format!("its {inside} clients") };
     match &seen.state {
         State::Hung { .. } if !seen.clients_known => reasons.push(format!(
-            "whether it has clients can't be told, so it is left alone: `gpushctl mps restart {short} --force` ends them"
+            "gpushd does not restart it, because its clients are not known: `gpushctl mps restart {short} --force` \
+            (administrator) ends them"
         )),
         State::Hung { .. } if inside > 0 => {
-            reasons.push(format!("it is left alone for the sake of {clients}"));
+            reasons.push(format!("gpushd does not restart it, because of {clients}"));
         }
-        State::BackingOff { .. } if seen.failures == 0 => reasons.push("it is tried again by itself".to_owned()),
+        State::BackingOff { .. } if seen.failures == 0 => reasons.push("gpushd tries again".to_owned()),
         State::GivenUp => reasons.push(format!(
-            "it failed {} times and is not started again by itself: `gpushctl mps start {short}`, when the cause is mended",
+            "it failed {} times, and gpushd does not start it again: remove the cause, then `gpushctl mps start \
+            {short}` (administrator)",
             seen.failures
         )),
         State::Draining { .. } => reasons.push(finishing(&clients, inside, seen)),
@@ -90,9 +92,9 @@ fn finishing(clients: &str, inside: usize, seen: &Seen) -> String {
     match seen.until {
         Some(until) => {
             let until = until.round(Unit::Second).unwrap_or(until);
-            format!("{clients} may finish until {until}, and {end}; nobody is let in")
+            format!("no new client is admitted; {clients} may run until {until}, and {end}")
         }
-        None => format!("{clients} may finish, and nobody is let in"),
+        None => format!("no new client is admitted; {clients} may finish"),
     }
 }
 
@@ -112,9 +114,9 @@ pub(super) fn name(entry: &Entry) -> String {
 
 /// Returns the error for a request to a target that is about to be removed.
 pub(super) fn refuse_end(label: &str, entry: &Entry, why: String) -> ApiError {
-    let error = ApiError::new(Code::Conflict, format!("{label} is not to be shared through MPS any more")).cause(why);
+    let error = ApiError::new(Code::Conflict, format!("the config no longer shares {label} through MPS")).cause(why);
     match entry.target.as_ref().map(|target| target.gpu) {
-        Some(gpu) => error.hint(format!("`gpushctl mig plan --gpu {gpu}` shows what the config wants of its GPU")),
+        Some(gpu) => error.hint(format!("`gpushctl mig plan --gpu {gpu}` shows the layout that the config wants")),
         None => error.hint("`gpushctl config show` has the rules"),
     }
 }
@@ -122,7 +124,7 @@ pub(super) fn refuse_end(label: &str, entry: &Entry, why: String) -> ApiError {
 /// Returns the error that explains why no lease is granted.
 pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) -> ApiError {
     let state = match state(seen) {
-        MpsState::Fault => "met a fault".to_owned(),
+        MpsState::Fault => "has failed".to_owned(),
         other => format!("is {}", other.name().replace('_', " ")),
     };
     let mut error = ApiError::new(Code::Conflict, format!("{label} grants no leases: its MPS daemon {state}"));
@@ -130,10 +132,10 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) 
     error.causes = reasons(seen, &short);
     match seen.state {
         // A new gpushd has found the daemon but not reconciled it yet.
-        State::Ready { .. } => error.hint("gpushd is about to go on with it: ask again").retryable(),
-        State::Stopped if !is_stopped => error.hint("it is about to be started: ask again").retryable(),
+        State::Ready { .. } => error.hint("gpushd is about to adopt it: try again").retryable(),
+        State::Stopped if !is_stopped => error.hint("it is about to be started: try again").retryable(),
         State::Stopped | State::GivenUp => {
-            error.hint(format!("an administrator starts it: `gpushctl mps start {short}`"))
+            error.hint(format!("start it with `gpushctl mps start {short}` (administrator)"))
         }
         State::Starting { .. }
         | State::Found { .. }
@@ -141,7 +143,7 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) 
         | State::Fault { .. }
         | State::BackingOff { .. }
         | State::Draining { .. }
-        | State::Stopping { .. } => error.hint(format!("`gpushctl mps show {short}` says how it is")).retryable(),
+        | State::Stopping { .. } => error.hint(format!("see its state with `gpushctl mps show {short}`")).retryable(),
     }
 }
 
@@ -239,9 +241,12 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
         error.causes.extend(mps.findings());
         let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && !entries.contains_key(&gpu.uuid);
         let due = outlook.gpus.iter().filter(due).filter(|gpu| sharing::too_old(gpu).is_none());
-        error.causes.extend(
-            due.map(|gpu| format!("GPU {0} is to be shared, and is not yet: `gpushctl apply {0}` does it", gpu.index)),
-        );
+        error.causes.extend(due.map(|gpu| {
+            format!(
+                "GPU {0} is not shared yet, but its rule says so: `gpushctl apply {0}` (administrator) shares it",
+                gpu.index
+            )
+        }));
         match error.code {
             Code::NotFound => missing::explain(mps, &outlook, text, error),
             _ => error,
@@ -325,7 +330,8 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
                 format!("no lease is granted: {why}; running leases may finish, then the daemon ends")
             }
             Mode::Exclusive | Mode::Mig | Mode::Mps | Mode::Timeslice => format!(
-                "no lease is granted: {why}; running leases may finish, then `gpushctl apply {}` ends the daemon",
+                "no lease is granted: {why}; running leases may finish, then `gpushctl apply {}` (administrator) \
+                ends the daemon",
                 gpu.index
             ),
         }),

@@ -158,12 +158,14 @@ impl Operations {
             return Ok(());
         }
         let still = self.unfinished();
-        let mut error =
-            ApiError::new(Code::Unavailable, format!("{STOPPING}: it begins nothing, and changes nothing else"));
+        let mut error = ApiError::new(Code::Unavailable, format!("{STOPPING} and accepts no changes"));
         if still > 0 {
-            error = error.cause(format!("it finishes {still} operations first: `gpushctl operation list`"));
+            error = error.cause(format!(
+                "it first finishes {still} operations, which `gpushctl operation list` \
+                shows"
+            ));
         }
-        Err(error.hint("ask again when it has started: `systemctl status gpushd`").retryable())
+        Err(error.hint("try again when it has started: `systemctl status gpushd`").retryable())
     }
 
     /// Records an operation as begun. After this returns, the first driver call may follow.
@@ -295,7 +297,7 @@ impl Operations {
         match read.await? {
             (Some(operation), _) => Ok(operation),
             (None, last) if number.0 > 0 && number <= last => {
-                Err(unknown(id).cause("of those that ended long ago no record is kept"))
+                Err(unknown(id).cause("gpushd keeps no record of operations that ended long ago"))
             }
             (None, _) => Err(unknown(id)),
         }
@@ -324,7 +326,7 @@ impl Operations {
             let ended = self.get(id).await?;
             let message = format!("operation {id} has ended already: it is {}", ended.state);
             return Err(ApiError::new(Code::Conflict, message)
-                .hint(format!("see what became of it with `gpushctl operation show {id}`")));
+                .hint(format!("see its result with `gpushctl operation show {id}`")));
         };
         let audit = NewAudit {
             by: Some(by.clone()),

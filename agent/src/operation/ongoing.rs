@@ -20,7 +20,7 @@ use crate::lanes::Claim;
 
 /// A request to publish an event.
 #[derive(Debug, Default)]
-struct Told {
+struct EventNote {
     /// The new note, if there is one.
     note: Option<String>,
 }
@@ -68,11 +68,11 @@ impl Ongoing {
     }
 
     /// Changes the operation and notifies its watchers, in order. If `change` returns `Some`, an event is published.
-    fn update(&self, change: impl FnOnce(&mut Operation) -> Option<Told>) {
+    fn update(&self, change: impl FnOnce(&mut Operation) -> Option<EventNote>) {
         self.watch.send_modify(|operation| {
             let told = change(operation);
             operation.revision += 1;
-            if let Some(Told { note }) = told {
+            if let Some(EventNote { note }) = told {
                 self.operations.0.events.publish(wire::event(operation, note));
             }
         });
@@ -96,7 +96,7 @@ impl Ongoing {
             {
                 lasting = Some(operation.progress.clone());
             }
-            (begins || turns).then(Told::default)
+            (begins || turns).then(EventNote::default)
         });
         if let Some(mut progress) = lasting {
             progress.iter_mut().for_each(|gpu| gpu.doing = None);
@@ -118,7 +118,7 @@ impl Ongoing {
         self.update(|operation| {
             let note = format!("waits: {}", reasons.join("; "));
             operation.waits_for = reasons;
-            Some(Told { note: Some(wire::cut(&note)) })
+            Some(EventNote { note: Some(wire::cut(&note)) })
         });
     }
 
@@ -135,7 +135,7 @@ impl Ongoing {
                 operation.notes.remove(MOST_NOTES / 4);
             }
             kept.clone_from(&operation.notes);
-            Some(Told { note: Some(wire::cut(news)) })
+            Some(EventNote { note: Some(wire::cut(news)) })
         });
         let id = self.id;
         drop(self.operations.store().write(move |tx| tx.notes(id, kept.clone()).map(|_| ())));
@@ -172,7 +172,7 @@ impl Ongoing {
             operation.plans = plans;
             operation.progress = progress;
             reasons = std::mem::take(&mut operation.waits_for);
-            Some(Told::default())
+            Some(EventNote::default())
         });
         self.operations.note_begun(&self.snapshot());
         if !reasons.is_empty() {
@@ -193,7 +193,7 @@ impl Ongoing {
             if may_become(operation.state, to) {
                 operation.state = to;
             }
-            Some(Told::default())
+            Some(EventNote::default())
         });
         Ok(())
     }
@@ -209,7 +209,7 @@ impl Ongoing {
         self.update(|operation| {
             operation.state = OperationState::Cancelling;
             operation.error = Some(why.clone());
-            Some(Told::default())
+            Some(EventNote::default())
         });
         Ok(())
     }
@@ -257,7 +257,7 @@ impl Ongoing {
             }
             // After `update` this equals the recorded revision, so the journal continues from the same number.
             operation.revision = operation.revision.max(revision.map_or(0, |revision| revision - 1));
-            Some(Told::default())
+            Some(EventNote::default())
         });
         if revision.is_some() {
             self.operations.forget(self.id);

@@ -80,8 +80,13 @@ pub(crate) fn expect(tx: &Tx<'_>, expected: Option<u64>) -> Result<(), StoreErro
         None => Ok(()),
         Some(expected) => {
             let message = format!("the desired state has changed: its generation is {generation}, not {expected}");
-            let error = ApiError::new(Code::Conflict, message).cause("nothing was done");
-            Err(error.hint("look again (`gpushctl config overrides`), then ask with the new generation").into())
+            let error = ApiError::new(Code::Conflict, message).cause("nothing was changed");
+            Err(error
+                .hint(
+                    "check the overrides (`gpushctl config overrides`), then repeat the request with the new \
+                generation",
+                )
+                .into())
         }
     }
 }

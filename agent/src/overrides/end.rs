@@ -34,7 +34,7 @@ pub(crate) async fn expire(state: State, store: Store, stopping: CancellationTok
                 }
                 Err(error) => {
                     if !known {
-                        tracing::error!("that an override has expired can't be recorded: {error}");
+                        tracing::error!("cannot record that an override has expired: {error}");
                     }
                     pause = Some(LOOK);
                 }
@@ -80,7 +80,7 @@ pub(crate) async fn clear(
     expected: Option<u64>,
 ) -> Result<(Override, u64), ApiError> {
     let none = ApiError::new(Code::NotFound, format!("{label} has no override"))
-        .hint("`gpushctl config overrides` shows those that stand");
+        .hint("`gpushctl config overrides` shows the active overrides");
     if state.override_of(&uuid).is_none() {
         return Err(none);
     }

@@ -50,7 +50,7 @@ pub(crate) fn expiry_has_an_object(expires_at: Option<Timestamp>, lasting: &[Opt
     if expires_at.is_none() || lasting.iter().any(makes) {
         return Ok(());
     }
-    Err(ApiError::new(Code::BadRequest, "there is nothing that could expire: this makes no override")
-        .cause("an override is an explicit layout, other than its rule's own, on a GPU that a rule gives to mode mig")
-        .hint("leave the expiry out; `gpushctl config show` says which rule claims which GPU"))
+    Err(ApiError::new(Code::BadRequest, "an expiry has no effect: this request makes no override")
+        .cause("an override is an explicit layout, other than its rule's, on a GPU whose rule has mode `mig`")
+        .hint("leave out the expiry; `gpushctl config show` shows which rule claims which GPU"))
 }

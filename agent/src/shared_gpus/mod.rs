@@ -260,7 +260,7 @@ impl SharedGpus {
     async fn set(&self, uuid: &str, mode: ComputeMode) -> Result<(), String> {
         let called = self.0.hardware.set_compute_mode(uuid, mode).await;
         self.0.readings.outdate(uuid);
-        called.map_err(|error| format!("its compute mode can't be made {mode}: {error}"))?;
+        called.map_err(|error| format!("cannot set its compute mode to {mode}: {error}"))?;
         // So that later callers see the new mode.
         let _ = self.read(uuid).await;
         Ok(())
@@ -271,7 +271,7 @@ impl SharedGpus {
         let written = self.0.store.write_ending(move |tx| tx.set_shared_gpu(record.clone()));
         let record = written
             .await
-            .map_err(|error| format!("what is set on it can't be recorded, so it stays as it is: {error}"))?;
+            .map_err(|error| format!("its settings are not changed, because they cannot be recorded: {error}"))?;
         let mut records = self.records();
         if record.compute_mode.is_none() && record.level.is_none() {
             records.remove(&uuid);

@@ -25,7 +25,7 @@ const FOLLOW: Duration = Duration::from_secs(60);
 
 /// The outcome of an attempt.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(super) enum LayoutResult {
     /// The GPU has its layout.
     Given,
     /// Another operation has claimed the GPU, to plan a change, to change it, or to reset it with others. Nothing was
@@ -44,17 +44,17 @@ pub(super) enum Outcome {
 }
 
 /// Applies the layout of a GPU's override or rule. If an operation begins, waits for its end.
-pub(super) async fn give(handles: &Handles, kind: &str, gpu: &Gpu) -> Outcome {
+pub(super) async fn give(handles: &Handles, kind: &str, gpu: &Gpu) -> LayoutResult {
     let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Wanted };
     let caller = Caller::agent();
     let begun = tokio::select! {
         biased;
-        () = handles.stopping.cancelled() => return Outcome::Stopping,
+        () = handles.stopping.cancelled() => return LayoutResult::Stopping,
         begun = apply::begin(&handles.engine, &caller, Order::new(kind, request.clone())) => begun,
     };
     let mut operation = match begun {
         Ok(operation) => operation,
-        Err(_) if handles.stopping.is_cancelled() => return Outcome::Stopping,
+        Err(_) if handles.stopping.is_cancelled() => return LayoutResult::Stopping,
         Err(error) => {
             if error.code == Code::Blocked {
                 name_holders(handles, &request).await;
@@ -65,14 +65,14 @@ pub(super) async fn give(handles: &Handles, kind: &str, gpu: &Gpu) -> Outcome {
     while !operation.state.is_final() {
         operation = match handles.operations.wait(&operation.id, operation.revision, FOLLOW).await {
             Ok(operation) => operation,
-            Err(error) => return Outcome::NotYet(error),
+            Err(error) => return LayoutResult::NotYet(error),
         };
     }
     match (operation.state, operation.error) {
-        (OperationState::Done, _) => Outcome::Given,
-        (_, Some(error)) if error.code == Code::Cancelled => Outcome::Cancelled(error),
-        (_, Some(error)) => Outcome::Failed(error),
-        (_, None) => Outcome::Failed(ApiError::new(Code::Internal, format!("operation {} failed", operation.id))),
+        (OperationState::Done, _) => LayoutResult::Given,
+        (_, Some(error)) if error.code == Code::Cancelled => LayoutResult::Cancelled(error),
+        (_, Some(error)) => LayoutResult::Failed(error),
+        (_, None) => LayoutResult::Failed(ApiError::new(Code::Internal, format!("operation {} failed", operation.id))),
     }
 }
 
@@ -87,11 +87,11 @@ async fn name_holders(handles: &Handles, request: &PlanRequest) {
 }
 
 /// Classifies a refusal.
-fn refused(error: ApiError) -> Outcome {
+fn refused(error: ApiError) -> LayoutResult {
     match error.code {
         // Other conflicts stay until a user does something.
-        Code::Conflict if error.retryable => Outcome::Busy(error),
-        Code::Conflict => Outcome::Never(error),
+        Code::Conflict if error.retryable => LayoutResult::Busy(error),
+        Code::Conflict => LayoutResult::Never(error),
         // A lost GPU may return after a reset, and its layout is still due then.
         Code::DriverUnavailable
         | Code::DriverError
@@ -104,13 +104,13 @@ fn refused(error: ApiError) -> Outcome {
         | Code::Unavailable
         | Code::Unreachable
         | Code::TimedOut
-        | Code::Internal => Outcome::NotYet(error),
+        | Code::Internal => LayoutResult::NotYet(error),
         Code::BadRequest
         | Code::UnknownProfile
         | Code::LayoutImpossible
         | Code::Blocked
         | Code::Unsupported
-        | Code::ConfigInvalid => Outcome::Never(error),
+        | Code::ConfigInvalid => LayoutResult::Never(error),
     }
 }
 
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn retryable_conflict_leaves_the_layout_due() {
         let conflict = || ApiError::new(Code::Conflict, "GPU 0 is being changed by an operation that is being planned");
-        assert!(matches!(refused(conflict().retryable()), Outcome::Busy(_)));
-        assert!(matches!(refused(conflict()), Outcome::Never(_)));
+        assert!(matches!(refused(conflict().retryable()), LayoutResult::Busy(_)));
+        assert!(matches!(refused(conflict()), LayoutResult::Never(_)));
     }
 }

@@ -36,7 +36,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{give::Outcome, layouts::Layouts, trigger::Trigger};
+use self::{give::LayoutResult, layouts::Layouts, trigger::Trigger};
 use crate::{
     apply::{Engine, Planner},
     caller::Viewer,
@@ -53,7 +53,7 @@ pub(crate) struct Startup(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    troubles: Mutex<Vec<(Subject, ApiError)>>,
+    troubles: Mutex<Vec<(ProblemSubject, ApiError)>>,
     /// The record of this boot.
     recorded: Mutex<Option<BootRecord>>,
     /// UUIDs of GPUs that callers have changed on this boot. Their layouts are not applied at start.
@@ -62,7 +62,7 @@ struct Inner {
 
 /// What a problem is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Subject {
+enum ProblemSubject {
     /// The boot and its record.
     Boot,
     /// GPUs that cannot be identified.
@@ -81,8 +81,8 @@ impl Startup {
         };
         let lacks = |gpu: &Gpu| !gpu.drift.is_empty() || unread(gpu);
         troubles.retain(|(subject, _)| match subject {
-            Subject::Boot | Subject::Unidentified => true,
-            Subject::Gpu(uuid) => gpus.iter().any(|gpu| gpu.uuid == *uuid && lacks(gpu)),
+            ProblemSubject::Boot | ProblemSubject::Unidentified => true,
+            ProblemSubject::Gpu(uuid) => gpus.iter().any(|gpu| gpu.uuid == *uuid && lacks(gpu)),
         });
         troubles.iter().map(|(_, error)| error.clone()).collect()
     }
@@ -110,13 +110,13 @@ impl Startup {
         self.0.left.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
 
-    fn note(&self, subject: Subject, error: ApiError) {
+    fn note(&self, subject: ProblemSubject, error: ApiError) {
         let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         troubles.retain(|(other, _)| *other != subject);
         troubles.push((subject, error));
     }
 
-    fn forget(&self, subject: &Subject) {
+    fn forget(&self, subject: &ProblemSubject) {
         let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         troubles.retain(|(other, _)| other != subject);
     }
@@ -144,12 +144,15 @@ impl Startup {
             Ok(boot_id) => boot_id,
             Err(error) => {
                 tracing::error!("{error}: layouts are not applied at start");
-                self.note(Subject::Boot, error);
+                self.note(ProblemSubject::Boot, error);
                 return Due { record: None, reconcile: false };
             }
         };
         if unknown {
-            tracing::warn!("it is not known whether the layouts of this boot were applied: GPUs are left as they are");
+            tracing::warn!(
+                "it is not known whether the layouts of this boot were applied: gpushd does not change \
+                the GPUs"
+            );
             let mut record = BootRecord::new(boot_id);
             record.complete = true;
             self.recorded(record);
@@ -162,15 +165,14 @@ impl Startup {
             Some(record) if record.complete => {
                 if !config.auto_reconcile {
                     tracing::info!(
-                        "started again on the same boot: its layouts were applied before, drift is shown and left"
+                        "restarted on the same boot: its layouts were applied before; gpushd reports drift and does \
+                        not correct it"
                     );
                 }
                 Due { record: None, reconcile: config.auto_reconcile }
             }
             Some(record) => {
-                tracing::info!(
-                    "started again on the same boot, whose layouts were not all applied: going on with them"
-                );
+                tracing::info!("restarted on the same boot: applying the layouts that were not applied before");
                 Due { record: Some(record), reconcile: config.auto_reconcile }
             }
         }
@@ -255,14 +257,14 @@ async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
         let handles = handles.clone();
         tasks.spawn(async move {
             match give::give(&handles, "mig.reconcile", &gpu).await {
-                Outcome::Given | Outcome::Stopping => true,
-                Outcome::Cancelled(error) | Outcome::Busy(error) => {
+                LayoutResult::Given | LayoutResult::Stopping => true,
+                LayoutResult::Cancelled(error) | LayoutResult::Busy(error) => {
                     tracing::info!(gpu = gpu.uuid, "its drift is not corrected now: {error}");
                     false
                 }
-                Outcome::Never(error) | Outcome::NotYet(error) | Outcome::Failed(error) => {
+                LayoutResult::Never(error) | LayoutResult::NotYet(error) | LayoutResult::Failed(error) => {
                     give::log(&gpu, &error);
-                    handles.startup.note(Subject::Gpu(gpu.uuid), error);
+                    handles.startup.note(ProblemSubject::Gpu(gpu.uuid), error);
                     false
                 }
             }

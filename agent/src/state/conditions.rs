@@ -31,12 +31,12 @@ pub(crate) trait RecoveryCheck: fmt::Debug + Send + Sync {
     fn passes(&self, reading: &Reading) -> Option<&'static str>;
 }
 
-type Key = (Scope, ConditionKind, String);
+type ConditionKey = (Scope, ConditionKind, String);
 
 /// The active conditions.
 #[derive(Debug, Default)]
 pub(crate) struct Conditions {
-    in_force: BTreeMap<Key, InForce>,
+    in_force: BTreeMap<ConditionKey, InForce>,
     /// The last recorded memory rows of each GPU, by UUID.
     rows: BTreeMap<String, RemappedRows>,
 }
@@ -138,7 +138,7 @@ impl Conditions {
 
     /// Returns the cordons of a GPU.
     pub(super) fn cordons(&self, uuid: &str) -> Vec<Cordon> {
-        let cordon = |((_, _, cause), one): (&Key, &InForce)| Cordon {
+        let cordon = |((_, _, cause), one): (&ConditionKey, &InForce)| Cordon {
             cause: cause.clone(),
             reason: one.reason.clone(),
             by: one.by.clone(),
@@ -163,7 +163,7 @@ impl Conditions {
     }
 
     /// Returns the conditions of a kind for a GPU, or for the host.
-    fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&Key, &InForce)> {
+    fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&ConditionKey, &InForce)> {
         let here = move |scope: &Scope| match scope {
             Scope::Host => true,
             Scope::Gpu(other) => other == uuid,
@@ -200,7 +200,7 @@ impl Conditions {
                 "a bad row of its memory could not be replaced: no spare row is left, or the remapper failed",
             )
         } else if rows.pending && (!before.pending || more) {
-            RowNews::Fault("a bad row of its memory is replaced with the next reset, and in use until then")
+            RowNews::Fault("the next reset replaces a bad row of its memory, which is in use until then")
         } else {
             RowNews::Noticed
         }

@@ -237,7 +237,7 @@ fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
         }),
         (Mode::Mps | Mode::Unmanaged, _) | (_, false) => None,
         (Mode::Exclusive | Mode::Mig | Mode::Timeslice, true) => {
-            Some("it is shared through MPS, which its rule does not want any more".to_owned())
+            Some("it is shared through MPS, but its rule no longer says so".to_owned())
         }
     }
 }

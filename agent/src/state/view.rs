@@ -84,7 +84,7 @@ impl HostState {
         match self.positions(&[text])?.as_slice() {
             [one] => Ok(*one),
             several => {
-                Err(ApiError::new(Code::BadRequest, format!("{text:?} names {} GPUs; one is needed", several.len()))
+                Err(ApiError::new(Code::BadRequest, format!("{text:?} matches {} GPUs; name one", several.len()))
                     .hint("give an index, a UUID or a PCI address: `gpushctl gpu list` shows them"))
             }
         }

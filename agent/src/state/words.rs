@@ -35,12 +35,12 @@ pub(crate) fn in_maintenance(maintenance: &Maintenance) -> String {
 pub(crate) fn refusal(maintenance: &Maintenance) -> ApiError {
     ApiError::new(Code::Conflict, in_maintenance(maintenance))
         .cause("gpushd has no handle of the driver open, and changes nothing")
-        .hint("when the work on it is done, `gpushctl maintenance leave`")
+        .hint("when the work on the host is done, end maintenance with `gpushctl maintenance leave` (administrator)")
 }
 
 /// Returns the error for a request that needs readings, when gpushd was started in maintenance.
 pub(crate) fn nothing_seen(maintenance: &Maintenance) -> ApiError {
-    let causes = vec!["gpushd was started in it, and has not read the GPUs".to_owned()];
+    let causes = vec!["gpushd was started during maintenance, and has not read the GPUs".to_owned()];
     ApiError { causes, ..refusal(maintenance) }.retryable()
 }
 
@@ -56,10 +56,10 @@ pub(crate) fn in_full(error: &ApiError) -> String {
 
 /// Returns the error about a GPU that an operation changes.
 pub(crate) fn changed_by(index: u32, uuid: &str, holder: &Holder) -> ApiError {
-    let queue = "`gpushctl mig apply --wait` waits in the queue";
+    let queue = "`gpushctl mig apply --wait` waits in the queue (administrator)";
     let hint = match holder {
         Holder::Operation(id) => format!("`gpushctl operation wait {id}` waits until it has ended; {queue}"),
-        Holder::Planning => format!("ask again in a moment; {queue}"),
+        Holder::Planning => format!("try again in a moment; {queue}"),
     };
     ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}")).hint(hint).retryable()
 }

@@ -92,7 +92,7 @@ pub(crate) struct Inner {
     /// UUIDs of GPUs whose level was read at least once, which proves that they have levels. That cannot change while
     /// the host is up, so entries are never removed.
     proven: Mutex<BTreeSet<String>>,
-    troubles: Mutex<BTreeMap<Subject, ApiError>>,
+    troubles: Mutex<BTreeMap<TroubleSubject, ApiError>>,
     /// Incremented to wake the reconciler.
     wake: watch::Sender<u64>,
     /// Locked while `nvidia-smi` runs.
@@ -102,7 +102,7 @@ pub(crate) struct Inner {
 
 /// What a problem is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
+enum TroubleSubject {
     /// `nvidia-smi`, which affects all levels.
     Program,
     /// The level of a GPU, by UUID.
@@ -191,7 +191,7 @@ impl Timeslice {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn all_troubles(&self) -> MutexGuard<'_, BTreeMap<Subject, ApiError>> {
+    fn all_troubles(&self) -> MutexGuard<'_, BTreeMap<TroubleSubject, ApiError>> {
         self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -252,8 +252,8 @@ impl Timeslice {
     fn retain(&self, takes_turns: impl Fn(&str) -> bool, is_tended: impl Fn(&str) -> bool) {
         self.all_seen().retain(|uuid, _| takes_turns(uuid));
         self.all_troubles().retain(|subject, _| match subject {
-            Subject::Program => true,
-            Subject::Level(uuid) | Subject::ComputeMode(uuid) => is_tended(uuid),
+            TroubleSubject::Program => true,
+            TroubleSubject::Level(uuid) | TroubleSubject::ComputeMode(uuid) => is_tended(uuid),
         });
     }
 
@@ -264,14 +264,14 @@ impl Timeslice {
     }
 
     /// Stores a problem. Logs it if it has changed.
-    fn note(&self, subject: Subject, error: &ApiError) {
+    fn note(&self, subject: TroubleSubject, error: &ApiError) {
         let before = self.all_troubles().insert(subject, error.clone());
         if before.as_ref() != Some(error) {
             tracing::error!("{}", words::in_full(error));
         }
     }
 
-    fn well(&self, subject: &Subject) {
+    fn well(&self, subject: &TroubleSubject) {
         self.all_troubles().remove(subject);
     }
 }

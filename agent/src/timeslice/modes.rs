@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gpush_api::{ApiError, Code, Gpu, Mode, TimeslicePolicy};
 use tokio::task::JoinSet;
 
-use super::{Subject, Timeslice, pace::Pace, settle::Aim};
+use super::{Timeslice, TroubleSubject, pace::Schedule, settle::Aim};
 
 /// Tasks that set compute modes, one per GPU, so that a GPU that hangs does not delay the others.
 #[derive(Debug, Default)]
@@ -26,9 +26,9 @@ struct Running {
 
 impl ModeTasks {
     /// Starts a task for each GPU whose compute mode differs. The task takes the lane of the GPU.
-    pub(super) fn start(&mut self, timeslice: &Timeslice, pace: &Pace, aims: &[Aim]) {
+    pub(super) fn start(&mut self, timeslice: &Timeslice, pace: &Schedule, aims: &[Aim]) {
         for aim in aims.iter().filter(|aim| differs(timeslice, aim)) {
-            if !pace.may_try(&Subject::ComputeMode(aim.gpu.uuid.clone())) {
+            if !pace.may_try(&TroubleSubject::ComputeMode(aim.gpu.uuid.clone())) {
                 continue;
             }
             if let Some(running) = self.running.get_mut(&aim.gpu.uuid) {
@@ -55,7 +55,7 @@ impl ModeTasks {
 
     /// Waits until a task has ended and stores its result. Waits forever if no task runs. Returns whether the GPU must
     /// be checked again.
-    pub(super) async fn ended(&mut self, timeslice: &Timeslice, pace: &mut Pace) -> bool {
+    pub(super) async fn ended(&mut self, timeslice: &Timeslice, pace: &mut Schedule) -> bool {
         let Some(Ok((aim, done))) = self.tasks.join_next().await else { return std::future::pending().await };
         let outdated = self.running.remove(&aim.gpu.uuid).is_some_and(|running| running.outdated);
         match done {
@@ -69,7 +69,7 @@ impl ModeTasks {
 }
 
 /// Sets the compute modes of GPUs. The caller has their lanes.
-pub(super) async fn tend_owned(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) {
+pub(super) async fn tend_owned(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim]) {
     let tasks = aims.iter().map(|aim| {
         let (timeslice, aim) = (timeslice.clone(), aim.clone());
         async move {
@@ -82,8 +82,8 @@ pub(super) async fn tend_owned(timeslice: &Timeslice, pace: &mut Pace, aims: &[A
     }
 }
 
-fn note(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, done: Result<(), String>) {
-    let subject = Subject::ComputeMode(aim.gpu.uuid.clone());
+fn note(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, done: Result<(), String>) {
+    let subject = TroubleSubject::ComputeMode(aim.gpu.uuid.clone());
     match done {
         Ok(()) => {
             pace.well(&subject);
@@ -130,16 +130,17 @@ async fn keep(timeslice: &Timeslice, gpu: &Gpu, wanted: gpush_api::ComputeMode) 
         (None, _) => {}
         (Some(now), Some(ours)) if ours.set == wanted => tracing::warn!(
             gpu = gpu.uuid,
-            "its compute mode was {now} against the config: another program changed it, or the driver lost it: it is {wanted} again"
+            "its compute mode was {now}, because another program changed it or the driver lost it: set to {wanted} \
+            again"
         ),
-        (Some(before), _) => tracing::info!(gpu = gpu.uuid, "its compute mode is {wanted} now, it was {before}"),
+        (Some(before), _) => tracing::info!(gpu = gpu.uuid, "its compute mode changed from {before} to {wanted}"),
     }
     Ok(())
 }
 
 async fn let_go(timeslice: &Timeslice, gpu: &Gpu) -> Result<(), String> {
     if let Some(before) = timeslice.shared_gpus.put_back(&gpu.uuid, Mode::Timeslice).await? {
-        tracing::info!(gpu = gpu.uuid, "it is no longer time-sliced: its compute mode is {before} again");
+        tracing::info!(gpu = gpu.uuid, "no longer time-sliced: restored its compute mode {before}");
     }
     Ok(())
 }
@@ -148,6 +149,6 @@ fn error(gpu: &Gpu, why: &str) -> ApiError {
     let message = format!("GPU {} ({}) does not have the desired compute mode", gpu.index, gpu.uuid);
     ApiError::new(Code::DriverError, message)
         .cause(why.to_owned())
-        .hint("gpushd tries again by itself, at once with `gpushctl config reload`")
+        .hint("gpushd retries, or retry now with `gpushctl config reload` (administrator)")
         .retryable()
 }

@@ -16,10 +16,10 @@ use std::time::Duration;
 use gpush_api::{Gpu, GpuPlan, GpuState, Mode, Step, TimesliceStep};
 
 use super::{
-    Subject, Timeslice,
+    Timeslice, TroubleSubject,
     levels::{self, Setter},
     modes,
-    pace::Pace,
+    pace::Schedule,
     settle,
 };
 use crate::caller::Viewer;
@@ -51,8 +51,10 @@ pub(crate) async fn settled(timeslice: &Timeslice, uuids: &[String]) -> Vec<Stri
         return uuids.iter().map(late).collect();
     }
     let troubles = timeslice.all_troubles();
-    let subjects = uuids.iter().flat_map(|uuid| [Subject::Level(uuid.clone()), Subject::ComputeMode(uuid.clone())]);
-    let found = std::iter::once(Subject::Program).chain(subjects).filter_map(|subject| troubles.get(&subject).cloned());
+    let subjects =
+        uuids.iter().flat_map(|uuid| [TroubleSubject::Level(uuid.clone()), TroubleSubject::ComputeMode(uuid.clone())]);
+    let found =
+        std::iter::once(TroubleSubject::Program).chain(subjects).filter_map(|subject| troubles.get(&subject).cloned());
     found.flat_map(|error| error.sentences().into_iter().map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
@@ -69,7 +71,7 @@ async fn put_in_force(timeslice: &Timeslice, uuids: &[String]) -> bool {
     let mut aims = settle::aims(timeslice, &timeslice.state.config(), &gpus, &|_| false);
     aims.retain(|aim| uuids.contains(&aim.gpu.uuid));
     let are_seen = uuids.iter().all(|uuid| aims.iter().any(|aim| aim.gpu.uuid == *uuid));
-    let mut pace = Pace::default();
+    let mut pace = Schedule::default();
     modes::tend_owned(timeslice, &mut pace, &aims).await;
     // On the other GPUs, gpushd has no level to remove.
     aims.retain(|aim| aim.policy.is_some() || timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());

@@ -14,7 +14,7 @@ use super::{
     Timeslice,
     levels::{self, Setter},
     modes::ModeTasks,
-    pace::Pace,
+    pace::Schedule,
     smi,
 };
 use crate::caller::Viewer;
@@ -73,7 +73,7 @@ impl Aim {
 
 /// The GPUs at the last check. If a GPU or a driver is new, the levels are read at once.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Sight {
+struct LastCheck {
     /// UUIDs, each with the number of its desired level.
     aims: BTreeSet<(String, u8)>,
     /// Number of started driver workers. A new worker may have another driver.
@@ -81,7 +81,7 @@ struct Sight {
     program: String,
 }
 
-impl Sight {
+impl LastCheck {
     fn is_new_after(&self, last: &Self) -> bool {
         (self.workers, &self.program) != (last.workers, &last.program) || !self.aims.is_subset(&last.aims)
     }
@@ -89,8 +89,8 @@ impl Sight {
 
 #[derive(Debug, Default)]
 struct Tending {
-    pace: Pace,
-    last: Sight,
+    pace: Schedule,
+    last: LastCheck,
     modes: ModeTasks,
 }
 
@@ -102,7 +102,7 @@ impl Tending {
 
     /// Removes the results of past attempts. Running attempts continue.
     fn reset(&mut self) {
-        (self.pace, self.last) = (Pace::default(), Sight::default());
+        (self.pace, self.last) = (Schedule::default(), LastCheck::default());
         self.modes.outdate();
     }
 
@@ -132,7 +132,7 @@ impl Tending {
         // On the other GPUs, gpushd has no level to remove.
         let let_go = let_go.into_iter().filter(|aim| timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
         let aims: Vec<Aim> = kept.into_iter().chain(let_go).collect();
-        let sight = Sight {
+        let sight = LastCheck {
             aims: aims.iter().map(|aim| (aim.gpu.uuid.clone(), aim.level().number())).collect(),
             workers: timeslice.hardware.status().started,
             program: timeslice.outside.nvidia_smi(&config.mode_change),

@@ -42,7 +42,7 @@ pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(Named, Told)>, Ap
     let told = compute_policy::levels(&ended.output);
     match (&ended.end, told.is_empty()) {
         (End::Exited(_), false) => Ok(told),
-        (End::Exited(0), true) => Err(failed("it names no GPU that is understood", &ended)),
+        (End::Exited(0), true) => Err(failed("its output lists no known GPU", &ended)),
         (
             end @ (End::Exited(_)
             | End::Signalled(_)
@@ -102,7 +102,7 @@ async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) ->
         return Err(crate::state::words::refusal(&maintenance));
     }
     if !helpers.running(BEHALF).is_empty() {
-        return Err(error("one that was run before hangs and can't be ended"));
+        return Err(error("a previous nvidia-smi hangs and cannot be ended"));
     }
     let job = Job {
         operation: BEHALF.to_owned(),
@@ -129,6 +129,10 @@ fn failed(how: &str, ended: &Ended) -> ApiError {
 fn error(cause: &str) -> ApiError {
     ApiError::new(Code::DriverError, "cannot manage time-slicing: `nvidia-smi compute-policy` failed")
         .cause(cause.to_owned())
-        .hint("try `nvidia-smi compute-policy -l`; gpushd retries, or retry now with `gpushctl config reload`")
+        .hint(
+            "try `nvidia-smi compute-policy -l`; gpushd retries, or retry now with `gpushctl config reload` \
+            (administrator) \
+            (administrator)",
+        )
         .retryable()
 }

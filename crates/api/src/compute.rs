@@ -106,7 +106,7 @@ pub struct UnknownName {
 
 impl fmt::Display for UnknownName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not a {}; known: {}", self.text.escape_debug(), self.what, self.known)
+        write!(f, "`{}` is not a {}; write one of: {}", self.text.escape_debug(), self.what, self.known)
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
         let error = "shared".parse::<ComputeMode>().unwrap_err().to_string();
         assert_eq!(
             error,
-            "`shared` is not a compute mode; known: DEFAULT, EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS"
+            "`shared` is not a compute mode; write one of: DEFAULT, EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS"
         );
     }
 

@@ -427,7 +427,7 @@ impl Client {
             Some(version) if version.api != API => other_version(&version),
             Some(version) => {
                 let text = format!(
-                    "gpushd {} answered {question} in a way that version {} does not know",
+                    "gpushd {} answered {question} in a form that gpushctl {} does not know",
                     version.agent,
                     env!("CARGO_PKG_VERSION")
                 );
@@ -442,7 +442,7 @@ impl Client {
 
 fn json<B: Serialize>(body: &B) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(body).map_err(|e| {
-        let error = ApiError::new(Code::Internal, "the request can't be written as JSON");
+        let error = ApiError::new(Code::Internal, "cannot write the request as JSON");
         Error::new(Kind::Connect, error.cause(e.to_string()))
     })
 }

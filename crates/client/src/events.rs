@@ -99,7 +99,7 @@ impl EventStream {
                 Ok(None) => return Ok(None),
                 Ok(Some(Ok(frame))) => frame,
                 Ok(Some(Err(cause))) => return Err(self.lost(cause.to_string())),
-                Err(_) => return Err(self.lost(format!("it has been silent for {} s", SILENCE.as_secs()))),
+                Err(_) => return Err(self.lost(format!("nothing arrived for {} s", SILENCE.as_secs()))),
             };
             if let Ok(data) = frame.into_data() {
                 self.parser.unread.extend_from_slice(&data);
@@ -111,9 +111,17 @@ impl EventStream {
     }
 
     fn lost(&self, cause: String) -> Error {
-        let message = format!("gpushd at {} broke off its events", self.socket);
+        let message = format!("gpushd at {} ended the stream of events", self.socket);
         let error = ApiError::new(Code::Unreachable, message).cause(cause);
-        Error::new(Kind::Lost, error.hint("look why: `systemctl status gpushd`, `journalctl -u gpushd`").retryable())
+        Error::new(
+            Kind::Lost,
+            error
+                .hint(
+                    "find the cause with `systemctl status gpushd` and `journalctl -u \
+            gpushd`",
+                )
+                .retryable(),
+        )
     }
 }
 

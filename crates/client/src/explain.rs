@@ -133,7 +133,7 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
     if length > LONGEST_PATH {
         return ApiError::new(
             Code::BadRequest,
-            format!("the socket path has {length} bytes, a Unix socket address holds {LONGEST_PATH}: {path}"),
+            format!("the socket path has {length} bytes, but a Unix socket allows only {LONGEST_PATH}: {path}"),
         )
         .hint("give a shorter path with --socket");
     }
@@ -143,24 +143,34 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
         }
         (Found::ClosedDirectory(directory, access), _) => denied(facts, Some(directory), access, 0o010, 0o001),
         (Found::Socket(access), io::ErrorKind::PermissionDenied) => denied(facts, None, access, 0o020, 0o002),
-        (Found::Socket(_), io::ErrorKind::ConnectionRefused) => {
-            ApiError::new(Code::Unreachable, format!("gpushd is not running: {path} is left from a previous gpushd"))
-                .hint(start(facts))
-        }
+        (Found::Socket(_), io::ErrorKind::ConnectionRefused) => ApiError::new(
+            Code::Unreachable,
+            format!(
+                "gpushd is not running: the socket {path} is from a previous \
+                gpushd"
+            ),
+        )
+        .hint(start(facts)),
         (Found::Socket(_), io::ErrorKind::WouldBlock) => ApiError::new(
             Code::Unreachable,
-            format!("gpushd accepts no connection on {path} now: too many are waiting"),
+            format!("gpushd accepts no connection on {path} now: too many connections are waiting"),
         )
-        .hint("try again; if it stays so: `journalctl -u gpushd`")
+        .hint("try again; if that fails too, see `journalctl -u gpushd`")
         .retryable(),
         // The socket disappeared or appeared between the two calls. A second attempt will show which.
         (Found::Nothing, io::ErrorKind::NotFound) => {
             let own = facts.own.as_ref().map_or_else(String::new, |own| format!(", nor {}, your own", own.display()));
-            ApiError::new(Code::Unreachable, format!("no gpushd on this host at {path}: there is no such socket{own}"))
-                .hint(start(facts))
+            ApiError::new(
+                Code::Unreachable,
+                format!(
+                    "gpushd is not running on this host: there is no socket \
+                {path}{own}"
+                ),
+            )
+            .hint(start(facts))
         }
         (Found::Nothing | Found::Socket(_), _) => {
-            ApiError::new(Code::Unreachable, format!("can't connect to gpushd at {path}"))
+            ApiError::new(Code::Unreachable, format!("cannot connect to gpushd at {path}"))
                 .cause(cause.to_string())
                 .hint(start(facts))
         }
@@ -194,7 +204,10 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
         });
     }
     if access.in_group {
-        return error.hint("the group has access: check for an ACL or a security module (getfacl, ausearch)");
+        return error.hint(
+            "the group has access, so an access list or a security module denies it: check with \
+            getfacl and ausearch",
+        );
     }
     if access.listed_in_group {
         return error
@@ -210,7 +223,7 @@ fn start(facts: &Facts) -> String {
     let path = facts.socket.path.display();
     if facts.socket.path == Path::new(DEFAULT_SOCKET) {
         return if facts.unit_installed {
-            format!("{who}`systemctl start gpushd`; if it does not stay up: `journalctl -u gpushd`")
+            format!("{who}`systemctl start gpushd`; if it ends again, see `journalctl -u gpushd`")
         } else {
             "gpushd is not installed as a service here; start it with `gpushd --socket PATH` \
              and give its socket with --socket PATH or GPUSH_SOCKET"
@@ -218,18 +231,18 @@ fn start(facts: &Facts) -> String {
         };
     }
     match facts.socket.origin {
-        Origin::Option => format!("start it there: `gpushd --socket {path}`; or give another path with --socket"),
+        Origin::Option => format!("start it with `gpushd --socket {path}`, or give another path with --socket"),
         Origin::Environment => {
-            format!("start it there: `gpushd --socket {path}`; or unset GPUSH_SOCKET to use the system's agent")
+            format!("start it with `gpushd --socket {path}`, or unset GPUSH_SOCKET to use the system's agent")
         }
-        Origin::User | Origin::System => format!("start it: `gpushd --socket {path}`"),
+        Origin::User | Origin::System => format!("start it with `gpushd --socket {path}`"),
     }
 }
 
 fn other_path(facts: &Facts) -> &'static str {
     match facts.socket.origin {
         Origin::Option => "give the path of gpushd's socket with --socket",
-        Origin::Environment => "GPUSH_SOCKET names it: set it to gpushd's socket, or unset it",
+        Origin::Environment => "the path comes from GPUSH_SOCKET: set it to gpushd's socket, or unset it",
         Origin::User | Origin::System => "remove it, then `systemctl restart gpushd`",
     }
 }

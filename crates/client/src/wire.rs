@@ -312,12 +312,12 @@ impl Wire {
 
     fn lost(&self, question: &Question<'_>) -> Error {
         let at = self.socket.path.display();
-        let text = format!("gpushd at {at} hung up before it answered {question}");
+        let text = format!("gpushd at {at} closed the connection before it answered {question}");
         let error = ApiError::new(Code::Unreachable, text);
         let error = if question.key.is_some() {
-            error.hint(format!("it may have been done all the same: {}", question.where_it_shows()))
+            error.hint(format!("gpushd may have carried out the request: see {}", question.where_it_shows()))
         } else {
-            error.hint("look why: `systemctl status gpushd`, `journalctl -u gpushd`").retryable()
+            error.hint("find the cause with `systemctl status gpushd` and `journalctl -u gpushd`").retryable()
         };
         Error::new(Kind::Lost, error)
     }
@@ -327,7 +327,7 @@ impl Wire {
         let text = format!("gpushd at {at} did not answer {question} in {seconds} s");
         let error = ApiError::new(Code::TimedOut, text);
         let error = error.hint(if question.key.is_some() {
-            format!("it may still be done: {}", question.where_it_shows())
+            format!("gpushd may still carry out the request: see {}", question.where_it_shows())
         } else {
             let look = "`systemctl status gpushd`, `journalctl -u gpushd`";
             format!("wait longer with --timeout SECONDS, or look why: {look}")
@@ -339,13 +339,20 @@ impl Wire {
         let at = self.socket.path.display();
         Error::new(
             Kind::Foreign,
-            ApiError::new(Code::Unreachable, format!("what answers at {at} is not gpushd")).hint(self.who_listens()),
+            ApiError::new(
+                Code::Unreachable,
+                format!(
+                    "the program that answers at {at} is not \
+                gpushd"
+                ),
+            )
+            .hint(self.who_listens()),
         )
     }
 
     fn who_listens(&self) -> String {
         format!(
-            "see who listens there: `ss -xlp src {}`; give gpushd's socket with --socket",
+            "see which program listens there with `ss -xlp src {}`; give gpushd's socket with --socket",
             self.socket.path.display()
         )
     }
@@ -362,7 +369,7 @@ fn request(question: &Question<'_>) -> Result<Request<Full<Bytes>>, Error> {
         request = request.header("idempotency-key", key);
     }
     request.body(Full::new(question.body.clone())).map_err(|e| {
-        let error = ApiError::new(Code::Internal, "the request can't be put into HTTP");
+        let error = ApiError::new(Code::Internal, "cannot write the request as HTTP");
         Error::new(Kind::Connect, error.cause(e.to_string()))
     })
 }

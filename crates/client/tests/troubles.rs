@@ -208,7 +208,7 @@ async fn uncertain_change_is_reported_and_final_refusal_is_final() {
     let error = writer.apply(&ApplyRequest::default()).await.unwrap_err();
     assert_eq!(error.kind, Kind::Lost, "{error:?}");
     assert!(hint(&error).contains("gpushctl operation list"), "{error:?}");
-    assert!(error.error.causes.last().unwrap().contains("there is no such socket"), "{error:?}");
+    assert!(error.error.causes.last().unwrap().contains("there is no socket"), "{error:?}");
 }
 
 #[tokio::test]
@@ -250,7 +250,7 @@ async fn refusal_of_next_agent_leaves_change_uncertain() {
     let mut writer = client(&path).deadline(Duration::from_millis(900));
     let error = writer.apply(&ApplyRequest::default()).await.unwrap_err();
     assert_eq!(error.kind, Kind::Lost, "{error:?}");
-    assert!(hint(&error).contains("it may have been done"), "{error:?}");
+    assert!(hint(&error).contains("may have carried out the request"), "{error:?}");
 }
 
 #[tokio::test]
@@ -260,13 +260,13 @@ async fn absent_stale_and_non_socket_paths_have_distinct_errors() {
 
     let error = client(&path).version().await.unwrap_err();
     assert_eq!(error.kind, Kind::Connect);
-    assert!(error.error.message.contains("there is no such socket"), "{error:?}");
+    assert!(error.error.message.contains("there is no socket"), "{error:?}");
     assert!(hint(&error).contains(&format!("gpushd --socket {}", path.display())), "{error:?}");
 
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let error = client(&path).version().await.unwrap_err();
     assert_eq!((error.kind, error.code()), (Kind::Connect, Code::Unreachable));
-    assert!(error.error.message.contains("is left from a previous gpushd"), "{error:?}");
+    assert!(error.error.message.contains("is from a previous gpushd"), "{error:?}");
 
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "").unwrap();
@@ -295,7 +295,7 @@ async fn silent_agent_ends_with_deadline_error() {
 
     let error = client.apply(&ApplyRequest::default()).await.unwrap_err();
     assert_eq!(error.kind, Kind::TimedOut);
-    assert!(hint(&error).contains("may still be done"), "{error:?}");
+    assert!(hint(&error).contains("may still carry out the request"), "{error:?}");
 }
 
 #[tokio::test]
@@ -317,7 +317,7 @@ async fn agent_with_full_backlog_is_busy_not_absent() {
     };
     assert_eq!(refused.kind(), std::io::ErrorKind::WouldBlock);
     let error = client(&path).version().await.unwrap_err();
-    assert!(error.error.retryable && error.error.message.contains("too many are waiting"), "{error:?}");
+    assert!(error.error.retryable && error.error.message.contains("too many connections are waiting"), "{error:?}");
 }
 
 #[tokio::test]

@@ -48,7 +48,7 @@ pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
         if utf16 {
             "it is UTF-16: save it as UTF-8 without a byte order mark"
         } else if bytes[..at].contains(&0) {
-            "it is not a text at all: is this the right file?"
+            "it is not a text file: is this the right file?"
         } else {
             "save the file as UTF-8; `iconv -f latin1 -t utf8` converts an old one"
         }
@@ -57,7 +57,7 @@ pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
         Ok(text) => match bytes.iter().position(|byte| *byte == 0) {
             None => return Ok(text),
             Some(at) => {
-                let what = format!("byte {at} of the file is NUL, which no text has");
+                let what = format!("byte {at} of the file is NUL: this is not a text file");
                 let hint =
                     "is this the right file? UTF-16 without a byte order mark looks like that too: save it as UTF-8";
                 return Err((text.to_owned(), Problem::new(at..at + 1, what, hint)));
@@ -232,8 +232,12 @@ impl From<&FileErrors> for ApiError {
             answer = answer.cause(format!("{path}:{line}:{column}: {message} ({hint})"));
         }
         match errors.document {
-            Document::Config => answer.hint(format!("mend the file, then `gpushctl config check {}`", errors.path)),
-            Document::MigParted => answer.hint("mend the file and ask again"),
+            Document::Config => answer.hint(format!(
+                "correct the file, then `gpushctl config check \
+                {}`",
+                errors.path
+            )),
+            Document::MigParted => answer.hint("correct the file, then try again"),
         }
     }
 }

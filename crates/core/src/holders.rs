@@ -76,7 +76,11 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
     let known = |holder: &Holder| holder.service.as_deref().is_some_and(|s| KNOWN.iter().any(|(name, _)| *name == s));
     let mut hints: Vec<String> = usage::hint(leases).into_iter().collect();
     if !stops.is_empty() {
-        hints.push(format!("let gpushd stop and start: services = [{}] under [mode_change]", stops.join(", ")));
+        hints.push(format!(
+            "set services = [{}] under [mode_change], so that gpushd stops and starts \
+            them",
+            stops.join(", ")
+        ));
     }
     if let Some(name) = of(Way::Drain) {
         hints.push(format!("drain the node, then stop {name}"));
@@ -85,7 +89,7 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
         hints.push(format!("stop the display: `systemctl stop {name}`"));
     }
     if !holders.iter().all(known) {
-        hints.push("end these processes, then ask again".to_owned());
+        hints.push("end these processes, then try again".to_owned());
     }
     error.hint(hints.join("; ")).retryable()
 }

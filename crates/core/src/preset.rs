@@ -164,7 +164,7 @@ pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
         ApiError::new(Code::BadRequest, format!("{source} is not a saved state of a host")).cause(cause).hint(again)
     };
     if bytes.len() > MOST_BYTES {
-        return Err(wrong(format!("it has {} bytes, more than the {MOST_BYTES} that are read", bytes.len())));
+        return Err(wrong(format!("it has {} bytes; the limit is {MOST_BYTES}", bytes.len())));
     }
     let text = std::str::from_utf8(bytes)
         .map_err(|error| wrong(format!("it is not UTF-8: byte {} can't be read", error.valid_up_to())))?;
@@ -199,11 +199,15 @@ fn possible(gpu: &Gpu) -> Result<(), String> {
         if of.size > 0 && end <= u32::from(slices) {
             Ok(())
         } else {
-            Err(format!("{what} takes slices {} to {end}, and the part has {slices}", of.start))
+            Err(format!("{what} takes slices {} to {end}, but the GPU has {slices}", of.start))
         }
     };
     if !(1..=MOST_SLICES).contains(&mig.memory_slices) || !(1..=MOST_SLICES).contains(&mig.compute_slices) {
-        return Err(format!("{} memory and {} compute slices can't be", mig.memory_slices, mig.compute_slices));
+        return Err(format!(
+            "no GPU has {} memory slices and {} compute \
+            slices",
+            mig.memory_slices, mig.compute_slices
+        ));
     }
     for profile in mig.profiles.iter() {
         for placement in &profile.placements {
@@ -296,7 +300,7 @@ mod tests {
                 }),
                 "slices 255 to 510",
             ),
-            ("no slices", changed(&|h| h[0].mig.as_mut().unwrap().memory_slices = 0), "can't be"),
+            ("no slices", changed(&|h| h[0].mig.as_mut().unwrap().memory_slices = 0), "no GPU has"),
         ];
         for (what, bytes, says) in &cases {
             let error = saved(bytes, "host.json").expect_err(what);

@@ -36,10 +36,10 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
             Code::LayoutImpossible,
             format!("{gpu} has room for at most {most} {profile}; the layout has {wanted}"),
         )
-        .hint(format!("want at most {most}, or a smaller profile: `{profiles}`")),
+        .hint(format!("use at most {most}, or a smaller profile: `{profiles}`")),
         Refusal::TooManySlices { kind, wanted, have } => {
             ApiError::new(Code::LayoutImpossible, format!("the layout needs {wanted} {kind} slices, {gpu} has {have}"))
-                .hint(format!("want fewer or smaller instances: `{profiles}` shows the slices of each profile"))
+                .hint(format!("use fewer or smaller instances: `{profiles}` shows the slices of each profile"))
         }
         Refusal::NoEngine { engine, wanted, have } => ApiError::new(
             Code::LayoutImpossible,
@@ -48,28 +48,30 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         .hint(format!("use profiles without that engine: `{profiles}` shows the engines of each")),
         Refusal::NoArrangement { entries } => ApiError::new(
             Code::LayoutImpossible,
-            format!("{} can't be placed together on {gpu}, however arranged", list(&counted(entries), "and")),
+            format!("{} cannot be placed together on {gpu}", list(&counted(entries), "and")),
         )
-        .cause("slices and engines would suffice, but the placements that the part allows overlap")
+        .cause("there are enough slices and engines, but in each arrangement some placements overlap")
         .hint(format!("`{profiles}` shows the placements of each profile")),
         Refusal::ComputeDoesNotFit { profile, compute } => ApiError::new(
             Code::LayoutImpossible,
-            format!("on {gpu} the compute instances {} don't fit into {profile}", list(&counted(compute), "and")),
+            format!("on {gpu} the compute instances {} do not fit into {profile}", list(&counted(compute), "and")),
         )
         .hint(format!("`{profiles}` shows the compute instances that a {profile} holds")),
         Refusal::Blocked { blockers } => blocked(gpu, index, blockers),
         Refusal::Held { holders, leases } => holders::explain(gpu, holders, leases),
         Refusal::MigOff { .. } => in_a_guest(gpu, "on"),
         Refusal::MigOn { .. } => in_a_guest(gpu, "off"),
-        Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} has no MIG"))
-            .hint("choose GPUs that have it: `gpushctl gpu list` shows them"),
+        Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} does not support MIG"))
+            .hint("choose GPUs that support it: `gpushctl gpu list` shows them"),
     }
 }
 
 /// Returns the hint that says how to recover a lost GPU.
 #[must_use]
 pub fn of_a_lost_one(uuid: &str) -> String {
-    format!("see when with `dmesg | grep -i xid`; then `gpushctl gpu reset {uuid}`, or reboot the host")
+    format!(
+        "find the cause with `dmesg | grep -i xid`; then reset it with `gpushctl gpu reset {uuid}` (administrator), or reboot the host"
+    )
 }
 
 /// Returns the error about a previous layout that was restored only in part. `gpu` is the GPU's name in the sentence.
@@ -97,7 +99,7 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
         let verb = if behind.len() == 1 { "is" } else { "are" };
         error = error.cause(format!("{} was not restored: {} {verb} in its place", missing.what, list(&behind, "and")));
     }
-    let apply = format!("`gpushctl apply {index}`");
+    let apply = format!("`gpushctl apply {index}` (administrator)");
     match holders_of(&beside.stays).as_slice() {
         [] => error.hint(format!(
             "see who uses it with `gpushctl gpu show {index}`, or `fuser -v /dev/nvidia*`; then apply a layout: {apply}"
@@ -144,7 +146,7 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
         let name = match (process.pid, &process.command) {
             (Some(pid), _) => format!("pid {pid}"),
             // A lease. The cause names it.
-            (None, Some(_)) => "the lease (`gpushctl lease revoke LEASE --reason TEXT --end`)".to_owned(),
+            (None, Some(_)) => "the lease".to_owned(),
             (None, None) => "the other processes that use it".to_owned(),
         };
         if !names.contains(&name) {
@@ -152,11 +154,6 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
         }
     }
     names.sort_by_key(|name| !name.starts_with("pid"));
-    if let [one] = names.as_mut_slice()
-        && one.starts_with("whoever")
-    {
-        "what uses it".clone_into(one);
-    }
     names
 }
 

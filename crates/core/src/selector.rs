@@ -100,7 +100,7 @@ impl FromStr for Selector {
             return uuid(rest).ok_or_else(|| {
                 error(
                     format!("{} is not a GPU UUID", Quoted(text)),
-                    "it is GPU- and hexadecimal digits, as `gpushctl gpu list` shows it; the beginning of one will do",
+                    "write GPU- and hexadecimal digits, as `gpushctl gpu list` shows; a unique prefix is enough",
                 )
             });
         }
@@ -114,7 +114,7 @@ impl FromStr for Selector {
             return pci(&lower).ok_or_else(|| {
                 error(
                     format!("{} is not a PCI address", Quoted(text)),
-                    "it is [DOMAIN:]BUS:DEVICE[.FUNCTION] in hexadecimal, such as 0000:07:00.0 or 07:00.0",
+                    "write [DOMAIN:]BUS:DEVICE[.FUNCTION] in hexadecimal, such as 0000:07:00.0 or 07:00.0",
                 )
             });
         }
@@ -241,7 +241,7 @@ impl Selector {
     pub fn resolve<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Result<Vec<usize>, ApiError> {
         let count: usize = texts.iter().map(|text| 1 + text.as_ref().matches(',').count()).sum();
         if count > MOST {
-            let message = format!("{count} GPU selectors are too many: at most {MOST} are taken at once");
+            let message = format!("{count} GPU selectors are too many: the limit is {MOST}");
             return Err(ApiError::new(Code::BadRequest, message)
                 .hint("name many GPUs by a range (0-63), by product name (*A100*), or as `all`"));
         }
@@ -318,7 +318,7 @@ fn no_gpu(index: u32) -> String {
 pub fn inventory<G: Borrow<Gpu>>(gpus: &[G]) -> String {
     let gpus: Vec<&Gpu> = gpus.iter().map(Borrow::borrow).collect();
     let mut text = match gpus.len() {
-        0 => return "this host shows no GPU".to_owned(),
+        0 => return "the driver shows no GPU on this host".to_owned(),
         1 => "there is one GPU:".to_owned(),
         n => format!("there are {n} GPUs:"),
     };

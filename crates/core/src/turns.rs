@@ -69,7 +69,7 @@ pub fn next(wanted: TimesliceLevel, told: Option<&Told>) -> Next {
         Some(Told::Level(level)) if *level == wanted => Next::Nothing,
         Some(Told::Level(level)) => Next::Set(*level),
         Some(Told::Unsupported) => Next::Unsupported,
-        Some(Told::Failed(why)) => Next::Unknown(format!("nvidia-smi says of it: {why}")),
+        Some(Told::Failed(why)) => Next::Unknown(format!("nvidia-smi reports: {why}")),
         None => Next::Unknown("nvidia-smi does not report it".to_owned()),
     }
 }

@@ -19,7 +19,7 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
         Ok(found) => vec![judge(found.blocks_available().saturating_mul(found.fragment_size()) >> 20)],
         Err(error) => {
             let message = format!("the free space of {DIRECTORY} is unknown");
-            vec![Finding::warning(Area::Disk, message, format!("look at `df {DIRECTORY}`")).cause(error.to_string())]
+            vec![Finding::warning(Area::Disk, message, format!("see `df {DIRECTORY}`")).cause(error.to_string())]
         }
     }
 }

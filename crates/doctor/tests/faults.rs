@@ -174,7 +174,7 @@ fn every_planted_fault_is_found_with_a_command() {
         (
             Area::Managers,
             Severity::Warning,
-            "DCGM holds the GPUs open",
+            "DCGM has the GPUs open",
             &|h| h.process(7, "nv-hostengine", "", ""),
             reached(),
         ),

@@ -57,8 +57,8 @@ impl MigManager {
         ApiError::new(Code::Conflict, format!("{what}: nvidia-mig-manager manages MIG on this host"))
             .cause(format!("{UNIT} {how} ({})", self.found.display()))
             .hint(format!(
-                "choose one: `systemctl disable --now {UNIT}` leaves MIG to gpushd; see \
-                 docs/migrating-from-mig-parted.md"
+                "use only one of the two: `systemctl disable --now {UNIT}` leaves MIG to gpushd; see \
+                docs/migrating-from-mig-parted.md"
             ))
     }
 }
@@ -70,7 +70,7 @@ pub fn refuse(root: &Path, plans: &mut [GpuPlan]) {
     }
     let Some(other) = mig_manager(root) else { return };
     for plan in plans.iter_mut().filter(|plan| plan.changes_mig()) {
-        let error = other.error(&format!("GPU {} ({}) is not reshaped", plan.gpu, plan.uuid));
+        let error = other.error(&format!("cannot change the layout of GPU {} ({})", plan.gpu, plan.uuid));
         *plan = plan.without_steps().refused(error);
     }
 }

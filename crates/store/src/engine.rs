@@ -124,7 +124,7 @@ impl Counters {
 
 /// Which jobs the store accepts.
 #[derive(Debug, Clone)]
-pub(crate) enum Condition {
+pub(crate) enum EngineCondition {
     /// Reads and writes.
     Fine,
     /// Only reads. Writes fail with this error.
@@ -136,7 +136,7 @@ pub(crate) struct Engine {
     pub(crate) connection: Connection,
     pub(crate) files: Files,
     pub(crate) head: Head,
-    pub(crate) condition: Condition,
+    pub(crate) condition: EngineCondition,
     pub(crate) sealed: bool,
     pub(crate) watermarks: Watermarks,
     pub(crate) reserve: Reserve,
@@ -239,7 +239,7 @@ impl Engine {
     /// Executes a batch of writes and stores each outcome in its entry.
     fn write(&mut self, entries: &mut [Entry], now: Timestamp) {
         let full = StoreError::Full { path: self.files.directory.clone() };
-        if let Condition::Refusing(error) = &self.condition {
+        if let EngineCondition::Refusing(error) = &self.condition {
             return refuse(entries, |_| true, error);
         }
         if !self.reserve.restore() {
@@ -261,7 +261,7 @@ impl Engine {
         if !entries.iter().any(|entry| entry.job.class() == Class::Ending) {
             return;
         }
-        tracing::debug!("the reserve of disk space is used to record what ends");
+        tracing::debug!("using the reserve of disk space to record the end of operations and leases");
         self.reserve.release();
         // Now there is enough space to checkpoint the log. After that, SQLite reuses the log from its beginning.
         self.checkpoint();
@@ -371,14 +371,14 @@ impl Engine {
 
     /// Checks whether a disk that was full has space again.
     fn look_for_space(&mut self) {
-        if matches!(self.condition, Condition::Fine) && self.reserve.restore() && self.reserve.has_room_beside() {
+        if matches!(self.condition, EngineCondition::Fine) && self.reserve.restore() && self.reserve.has_room_beside() {
             self.counters.trouble(None);
         }
     }
 
     fn refuse_from_now_on(&mut self, error: StoreError) {
         self.counters.trouble(Some(error.clone()));
-        self.condition = Condition::Refusing(error);
+        self.condition = EngineCondition::Refusing(error);
     }
 
     fn sql(&self, sql: &str) -> Result<(), Failure> {
@@ -390,7 +390,7 @@ impl Engine {
     fn tidy(&mut self) {
         let due =
             self.commits_since_prune >= COMMITS_A_PRUNE || self.pruned.is_none_or(|last| last.elapsed() >= PRUNE_EVERY);
-        if due && matches!(self.condition, Condition::Fine) && self.reserve.restore() {
+        if due && matches!(self.condition, EngineCondition::Fine) && self.reserve.restore() {
             let mut entries = [Entry { job: Box::new(Prune { bounds: self.bounds }), outcome: Ok(()) }];
             let now = (self.clock)();
             self.write(&mut entries, now);
@@ -404,15 +404,15 @@ impl Engine {
     /// Checkpoints the log. If the disk is too full for that, the log continues to grow.
     fn checkpoint(&mut self) {
         self.commits_since_checkpoint = 0;
-        if matches!(self.condition, Condition::Refusing(_)) {
+        if matches!(self.condition, EngineCondition::Refusing(_)) {
             return;
         }
         let done = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         if let Err(error) = done {
             if error.sqlite_error_code() == Some(ErrorCode::DiskFull) {
-                tracing::debug!("no space to bring the log into the database");
+                tracing::debug!("no space to write the log into the database");
             } else {
-                tracing::warn!(%error, "cannot bring the log into the database");
+                tracing::warn!(%error, "cannot write the log into the database");
                 // A second attempt might report success for pages that the kernel has dropped.
                 let file = self.files.database.clone();
                 self.refuse_from_now_on(StoreError::Broken { file, cause: error.to_string() });

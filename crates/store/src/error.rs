@@ -22,8 +22,8 @@ pub enum OpenError {
         source: io::Error,
     },
     /// Another user owns the state directory or a file in it, or users other than the owner may write to it.
-    #[error("{} {why}, so what gpushd records there can't be relied on: {}; or give another directory with \
-             --state-dir", path.display(), why.way_out(path))]
+    #[error("{} {why}, so the records of gpushd there are not safe: {}; or give another directory with \
+        --state-dir", path.display(), why.way_out(path))]
     Untrusted {
         /// The directory, or the file in it.
         path: PathBuf,
@@ -40,8 +40,8 @@ pub enum OpenError {
         holder: Option<u32>,
     },
     /// The directory is on a network file system.
-    #[error("the state directory {} is on {kind}, whose locks and syncs don't survive what gpushd must survive; \
-             give a local directory with --state-dir", path.display())]
+    #[error("the state directory {} is on {kind}, whose locks and syncs are not reliable enough; give a local \
+        directory with --state-dir", path.display())]
     NetworkFilesystem {
         /// The directory.
         path: PathBuf,
@@ -49,15 +49,15 @@ pub enum OpenError {
         kind: &'static str,
     },
     /// There is no space to create or migrate the database.
-    #[error("no space left on the disk of {}; free some (`df -h {}`), then start gpushd again",
+    #[error("no space left on the disk of {}; free some space (`df -h {}`), then start gpushd again",
             path.display(), path.display())]
     Full {
         /// The directory.
         path: PathBuf,
     },
     /// The database cannot be opened or read. Its content is not the cause.
-    #[error("the database {} can't be opened: {cause}; look at the disk (`dmesg`) and at who may read the file \
-             (`ls -l {}`)", file.display(), file.display())]
+    #[error("cannot open the database {}: {cause}; check the disk (`dmesg`) and the permissions of the file (`ls -l \
+        {}`)", file.display(), file.display())]
     Database {
         /// The file.
         file: PathBuf,
@@ -100,7 +100,7 @@ impl fmt::Display for Untrusted {
                 )
             }
             Self::Mode { uid, mode } => {
-                write!(f, "may be written by others than its owner (uid {uid}, mode {mode:04o})")
+                write!(f, "can be written by users other than its owner (uid {uid}, mode {mode:04o})")
             }
             Self::Link => write!(f, "is a symbolic link"),
             Self::NoFile => write!(f, "is not a regular file"),
@@ -114,7 +114,7 @@ impl Untrusted {
         let path = path.display();
         match self {
             Self::Owner { own, .. } => {
-                format!("see what is in it (`ls -la {path}`), then `chown {own} {path}` and `chmod go-w {path}`")
+                format!("check its content (`ls -la {path}`), then `chown {own} {path}` and `chmod go-w {path}`")
             }
             Self::Mode { .. } => format!("`chmod go-w {path}`"),
             Self::Link | Self::NoFile => format!("see who put it there (`ls -l {path}`), then `rm {path}`"),
@@ -130,16 +130,17 @@ fn by(pid: Option<u32>, before: &str, after: &str) -> String {
 /// only a restart shows whether it was recorded.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StoreError {
-    /// There is no space. Endings can still be recorded.
-    #[error("no space left on the disk of {}: only the end of what was begun can be recorded; free some (`df -h {}`)",
+    /// No space. Endings of operations can still be recorded.
+    #[error("no space left on the disk of {}: gpushd can record only the end of operations and leases, and refuses \
+        new ones; free some space (`df -h {}`)",
             path.display(), path.display())]
     Full {
         /// The state directory.
         path: PathBuf,
     },
     /// The database was written by a newer gpushd.
-    #[error("the database {} was written by a newer gpushd (schema {found}, this one knows {known}): it is only \
-             read; install that version again", file.display())]
+    #[error("the database {} was written by a newer gpushd (schema {found}, this one knows {known}): gpushd only \
+        reads it; install that version again", file.display())]
     ReadOnly {
         /// The file.
         file: PathBuf,
@@ -149,15 +150,15 @@ pub enum StoreError {
         known: u32,
     },
     /// The database was deleted or replaced while gpushd was running.
-    #[error("{} was deleted or replaced while gpushd ran: what is recorded may be lost; restart gpushd \
-             (`systemctl restart gpushd`), it then says what is lost", file.display())]
+    #[error("{} was deleted or replaced while gpushd ran: its records may be lost; restart gpushd (`systemctl \
+        restart gpushd`), which then reports the loss", file.display())]
     Gone {
         /// The missing file.
         file: PathBuf,
     },
     /// The disk failed during this transaction. Only a restart shows whether it was recorded.
-    #[error("whether this is recorded in {} is not known: {cause}; look at the disk (`dmesg`), then restart gpushd \
-             (`systemctl restart gpushd`)", file.display())]
+    #[error("it is not known whether the change is recorded in {}: {cause}; check the disk (`dmesg`), then restart \
+        gpushd (`systemctl restart gpushd`)", file.display())]
     Uncertain {
         /// The file.
         file: PathBuf,
@@ -165,8 +166,8 @@ pub enum StoreError {
         cause: String,
     },
     /// The disk failed earlier.
-    #[error("the database {} failed: {cause}; look at the disk (`dmesg`), then restart gpushd \
-             (`systemctl restart gpushd`)", file.display())]
+    #[error("the database {} failed: {cause}; check the disk (`dmesg`), then restart gpushd (`systemctl restart \
+        gpushd`)", file.display())]
     Broken {
         /// The file.
         file: PathBuf,
@@ -229,7 +230,7 @@ pub enum StoreError {
         cause: String,
     },
     /// SQLite refused a statement because of a bug in gpush.
-    #[error("the database refused: {0}")]
+    #[error("the database returned an error: {0}")]
     Internal(String),
     /// The queue is full.
     #[error("{waiting} changes wait to be recorded; try again")]
@@ -238,7 +239,7 @@ pub enum StoreError {
         waiting: usize,
     },
     /// The store was closed, or its thread has ended.
-    #[error("gpushd is stopping: nothing more is recorded")]
+    #[error("gpushd is stopping and records no more changes")]
     Closed,
     /// The caller's closure returned an error.
     #[error("{0}")]

@@ -160,20 +160,20 @@ pub enum Note {
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Created => write!(f, "the state directory was empty; a database was made"),
+            Self::Created => write!(f, "the state directory was empty; created a database"),
             Self::Volatile { directory, kind } => {
-                write!(f, "the state directory {} is on {kind}: a reboot forgets it", directory.display())
+                write!(f, "the state directory {} is on {kind}: a reboot deletes its content", directory.display())
             }
             Self::Opaque { directory, kind } => write!(
                 f,
                 "the state directory {} is on {kind}: it may not survive a power failure",
                 directory.display()
             ),
-            Self::Migrated { from, to } => write!(f, "the database was brought from schema {from} to {to}"),
+            Self::Migrated { from, to } => write!(f, "the database was upgraded from schema {from} to {to}"),
             Self::NewerSchema { file, found, known } => write!(
                 f,
-                "the database {} was written by a newer gpushd (schema {found}, this one knows {known}): it is only \
-                 read, and changes are refused; install that version again",
+                "the database {} was written by a newer gpushd (schema {found}, this one knows {known}): gpushd \
+                only reads it and refuses changes; install that version again",
                 file.display()
             ),
             Self::Lost(lost) => {
@@ -182,8 +182,11 @@ impl fmt::Display for Note {
                     write!(f, "; it is kept as {}", kept.display())?;
                 }
                 match lost.holds {
-                    true => write!(f, "; managed GPUs are held until `gpushctl recover` or a reboot"),
-                    false => write!(f, "; overrides and cordons are lost; `gpushctl recover` acknowledges this"),
+                    true => write!(f, "; managed GPUs are held until `gpushctl recover` (administrator) or a reboot"),
+                    false => write!(
+                        f,
+                        "; overrides and cordons are lost; `gpushctl recover` (administrator) acknowledges this"
+                    ),
                 }
             }
             Self::OtherHost { file, kept } => {
@@ -195,13 +198,13 @@ impl fmt::Display for Note {
             }
             Self::NoReserve { directory } => write!(
                 f,
-                "no space left on the disk of {}: only the end of what was begun can be recorded; free some (`df -h \
-                 {}`)",
+                "no space left on the disk of {}: gpushd can record only the end of operations and leases, and \
+                refuses new ones; free some space (`df -h {}`)",
                 directory.display(),
                 directory.display()
             ),
             Self::ClockBack { last, now } => {
-                write!(f, "the clock was set back, from {last} to {now}: what expires does so later")
+                write!(f, "the clock was set back, from {last} to {now}: overrides expire later")
             }
         }
     }

@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use crate::{
     aside,
-    engine::{Condition, Counters, Engine},
+    engine::{Counters, Engine, EngineCondition},
     error::{OpenError, StoreError, from_sqlite},
     fact::{Fact, Head, LAST_LEASE, LOST, Lost, MACHINE, STORE},
     files::Files,
@@ -34,7 +34,7 @@ use crate::{
     lock::Lock,
     note::{Clock, Note, Opened, Options},
     own,
-    provenance::{Evidence, Identity, Verdict as Provenance},
+    provenance::{Evidence, Identity, Provenance},
     record,
     reserve::Reserve,
     schema,
@@ -110,7 +110,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     let now = clock();
     let database = directory.join(DATABASE);
 
-    let mut condition = Condition::Fine;
+    let mut condition = EngineCondition::Fine;
     let mut sealed = true;
     let lost = |cause: String, kept, holds| Lost { at: now, boot_id: options.boot_id.clone(), cause, kept, holds };
     let set_aside = || aside::set_aside(&database, now).map_err(unusable(&database));
@@ -123,7 +123,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
         }
         Found::Newer(connection, head, found) => {
             let known = schema::KNOWN;
-            condition = Condition::Refusing(StoreError::ReadOnly { file: database.clone(), found, known });
+            condition = EngineCondition::Refusing(StoreError::ReadOnly { file: database.clone(), found, known });
             sealed = false;
             notes.push(Note::NewerSchema { file: database.clone(), found, known });
             (connection, head)

@@ -44,7 +44,7 @@ pub(crate) struct Identity {
 
 /// The result of judging a sound database.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Provenance {
     /// It contains the latest state.
     Current,
     /// State was lost, with the reason. `on_this_boot`: whether grants and operations of this boot may be lost too.
@@ -88,10 +88,10 @@ impl Evidence {
     }
 
     /// Judges a database that is sound in itself.
-    pub(crate) fn judge(&self, database: &Identity) -> Verdict {
+    pub(crate) fn judge(&self, database: &Identity) -> Provenance {
         let names = |progress: &Progress| progress.origin.map(|origin| Some(origin.store) == database.store);
         let lost =
-            |cause: String| Verdict::Lost { cause, on_this_boot: self.used_on_this_boot() || database.of_this_boot };
+            |cause: String| Provenance::Lost { cause, on_this_boot: self.used_on_this_boot() || database.of_this_boot };
         let behind = |recorded: &Progress| {
             lost(format!(
                 "it ends at change {}, but change {} was recorded: part of it is damaged, or an old copy was put back",
@@ -106,20 +106,20 @@ impl Evidence {
                 return behind(marker);
             }
             // The marker is stronger evidence than the watermark.
-            return Verdict::Current;
+            return Provenance::Current;
         }
         let other_machine = self.machine.as_ref().zip(database.machine.as_ref()).is_some_and(|(ours, its)| ours != its);
         if other_machine && !self.used_on_this_boot() {
-            return Verdict::OtherHost;
+            return Provenance::OtherHost;
         }
         match &self.watermark {
             Recorded::Progress(watermark) if names(watermark) == Some(false) => {
                 lost("it is not the database that its watermark was written for".to_owned())
             }
             Recorded::Progress(watermark) if database.sequence < watermark.sequence => behind(watermark),
-            Recorded::Progress(_) => Verdict::Current,
+            Recorded::Progress(_) => Provenance::Current,
             // gpushd was killed during its first start.
-            Recorded::Missing | Recorded::Damaged if database.sequence == 0 => Verdict::Current,
+            Recorded::Missing | Recorded::Damaged if database.sequence == 0 => Provenance::Current,
             Recorded::Missing => lost("its watermark is missing, so whether it is complete is not known".to_owned()),
             Recorded::Damaged => lost("its watermark is damaged, so whether it is complete is not known".to_owned()),
         }
@@ -152,9 +152,9 @@ mod tests {
     /// Returns `None` for a current database. For a loss, returns whether it is on this boot.
     fn lost(evidence: &Evidence, database: &Identity) -> Option<bool> {
         match evidence.judge(database) {
-            Verdict::Current => None,
-            Verdict::Lost { on_this_boot, .. } => Some(on_this_boot),
-            Verdict::OtherHost => panic!("another host"),
+            Provenance::Current => None,
+            Provenance::Lost { on_this_boot, .. } => Some(on_this_boot),
+            Provenance::OtherHost => panic!("another host"),
         }
     }
 
@@ -202,7 +202,7 @@ mod tests {
     fn new_machine_id_and_other_machine_are_distinguished() {
         let cloned = Identity { machine: Some("machine b".to_owned()), ..database(10) };
         for watermark in [recorded(10, OURS, "earlier"), recorded(99, OTHER, "earlier"), Recorded::Missing] {
-            assert_eq!(evidence(watermark, Recorded::Missing).judge(&cloned), Verdict::OtherHost, "{watermark:?}");
+            assert_eq!(evidence(watermark, Recorded::Missing).judge(&cloned), Provenance::OtherHost, "{watermark:?}");
         }
         // The machine id changed while gpushd used the database: in a container, or by `systemd-machine-id-setup`.
         assert_eq!(lost(&evidence(recorded(10, OURS, NOW), Recorded::Missing), &cloned), None);

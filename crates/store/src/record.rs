@@ -96,7 +96,7 @@ impl Columns {
     /// Adds a value as JSON.
     pub(crate) fn put_json<T: Serialize>(&mut self, value: &T) -> Result<(), StoreError> {
         let text = serde_json::to_string(value)
-            .map_err(|error| StoreError::Internal(format!("a record of {} can't be written: {error}", self.table)))?;
+            .map_err(|error| StoreError::Internal(format!("cannot write a record of {}: {error}", self.table)))?;
         self.values.push(Value::Text(text));
         Ok(())
     }
@@ -111,7 +111,10 @@ impl Columns {
     pub(crate) fn number(&mut self) -> Result<u64, StoreError> {
         match self.take()? {
             Value::Integer(number) => u64::try_from(number).map_err(|_| self.corrupt("a number is negative")),
-            Value::Null | Value::Real(_) | Value::Text(_) | Value::Blob(_) => Err(self.corrupt("a number is none")),
+            Value::Null | Value::Real(_) | Value::Text(_) | Value::Blob(_) => Err(self.corrupt(
+                "a number is not \
+                valid",
+            )),
         }
     }
 
@@ -119,7 +122,10 @@ impl Columns {
     pub(crate) fn text(&mut self) -> Result<String, StoreError> {
         match self.take()? {
             Value::Text(text) => Ok(text),
-            Value::Null | Value::Real(_) | Value::Integer(_) | Value::Blob(_) => Err(self.corrupt("a text is none")),
+            Value::Null | Value::Real(_) | Value::Integer(_) | Value::Blob(_) => Err(self.corrupt(
+                "a text is not \
+                valid",
+            )),
         }
     }
 
@@ -135,7 +141,7 @@ impl Columns {
             Value::Integer(ms) => {
                 Timestamp::from_millisecond(ms).map(Some).map_err(|_| self.corrupt("a time is out of range"))
             }
-            Value::Real(_) | Value::Text(_) | Value::Blob(_) => Err(self.corrupt("a time is none")),
+            Value::Real(_) | Value::Text(_) | Value::Blob(_) => Err(self.corrupt("a time is not valid")),
         }
     }
 
@@ -176,7 +182,7 @@ pub(crate) fn select<R: Record>(
         let corrupt = |what: String| StoreError::Corrupt { table: R::TABLE.to_owned(), what };
         let values = values.map_err(|error| corrupt(error.to_string()))?;
         if sealed && seal_read != Ok(seal(R::TABLE, &values)) {
-            return Err(corrupt("its seal does not fit".to_owned()));
+            return Err(corrupt("its checksum does not match".to_owned()));
         }
         records.push(R::read(&mut Columns { table: R::TABLE, values, next: 0 })?);
     }

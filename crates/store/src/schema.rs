@@ -119,7 +119,7 @@ pub(crate) fn check_tables(connection: &Connection, version: u32) -> Result<(), 
     if tables(connection)? == tables(&fresh)? {
         Ok(())
     } else {
-        Err(damaged("its tables are not those that were made".to_owned()))
+        Err(damaged("its tables are not those of its schema".to_owned()))
     }
 }
 

@@ -102,7 +102,7 @@ fn files_writable_by_others_are_refused_unchanged() {
     let writable = format!("`chmod go-w {}", directory.display());
     for mode in [0o777, 0o770, 0o1777] {
         set_mode(&directory, mode);
-        refused(&directory, &[&writable, "may be written by others", &format!("mode {mode:04o}")]);
+        refused(&directory, &[&writable, "can be written by users other than its owner", &format!("mode {mode:04o}")]);
     }
     set_mode(&directory, 0o700);
     let victim = scratch.path().join("victim");

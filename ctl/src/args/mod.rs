@@ -161,7 +161,7 @@ pub(crate) enum Color {
 pub(crate) enum Command {
     /// Show every GPU with its slices: which are free, and who uses the others
     #[command(after_help = "\
-Marks: ● in use   ○ idle   ! without a compute instance
+Marks: ● in use   ◐ granted by a lease   ○ idle   ! no compute instance
 Memory: in use/total, of the whole GPU in its heading and of each instance.
 What the driver reserves for itself counts as in use, so an idle GPU shows
 some. The numbers below a drawing are placements, as in the layout entry

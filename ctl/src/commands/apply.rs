@@ -56,7 +56,10 @@ fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
         let arguments = indexes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let are = if indexes.len() == 1 { "is" } else { "are" };
         let which = gpu_numbers(&indexes);
-        out.remark(&format!("{which} {are} cordoned and left out; `gpushctl apply {arguments}` includes it\n"));
+        out.remark(&format!(
+            "{which} {are} cordoned and left out; `gpushctl apply {arguments}` \
+            includes it\n"
+        ));
     }
     Ok(gpus)
 }

@@ -36,7 +36,7 @@ pub(super) async fn run(client: &mut Client, args: &args::AuditArgs, out: &Outpu
         return follow(client, query, records, &gpus, out).await;
     }
     if records.is_empty() && out.is_drawn() {
-        out.remark("No such record.\n");
+        out.remark("No audit record matches.\n");
     }
     out.list(&records, |look| audit::records(&records, &gpus, look))?;
     Ok(0)

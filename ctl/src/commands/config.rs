@@ -143,13 +143,20 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
 /// Returns a finding for each group in the config that this host does not have. That is not an error, because the
 /// config may be meant for another host.
 fn groups(config: &Config) -> Vec<String> {
-    let socket = config.api.socket_group.iter().map(|group| ("socket_group", group, "gpushd can't make its socket"));
+    let socket = config.api.socket_group.iter().map(|group| {
+        (
+            "socket_group",
+            group,
+            "gpushd cannot create its \
+        socket",
+        )
+    });
     let admins = config.access.admin_groups.iter().map(|group| ("admin_groups", group, "it has no members"));
     socket
         .chain(admins)
         .filter(|(_, group, _)| matches!(Group::from_name(group), Ok(None)))
         .map(|(key, group, so)| {
-            format!("{key}: this host has no group `{group}`, so {so}; `groupadd --system {group}` makes it")
+            format!("{key}: this host has no group `{group}`, so {so}; `groupadd --system {group}` creates it")
         })
         .collect()
 }

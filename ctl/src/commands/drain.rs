@@ -102,7 +102,7 @@ pub(super) async fn drain(
                 return Ok(Code::TimedOut.exit_status());
             }
             _ = &mut interrupt => {
-                out.remark(&format!("{numbers}: no longer waited for; {stay}.\n"));
+                out.remark(&format!("{numbers}: stopped waiting; {stay}.\n"));
                 return Ok(INTERRUPTED);
             }
             () = tokio::time::sleep(LOOK) => {}

@@ -31,7 +31,7 @@ pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Outp
         drop(kept.drain(..kept.len().saturating_sub(number)));
     }
     if kept.is_empty() && out.is_drawn() {
-        out.remark("gpushd keeps no such event since its start.\n");
+        out.remark("No event since the start of gpushd matches.\n");
     }
     out.list(&kept, |look| events::list(&kept, &gpus, look))?;
     Ok(0)
@@ -49,7 +49,7 @@ async fn follow(client: &mut Client, mut query: EventQuery, steps: bool, gpus: &
     loop {
         tell(&mut stream, steps || out.json, gpus, out).await?;
         query.after = stream.place().map(str::to_owned);
-        out.remark("gpushd closed the stream; waiting for it\n");
+        out.remark("gpushd closed the stream; waiting until it is back\n");
         stream = again(client, &query).await?;
         out.remark("gpushd is back\n");
     }

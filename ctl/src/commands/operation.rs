@@ -33,24 +33,65 @@ const RETRY: Duration = Duration::from_millis(100);
 /// How long to wait for gpushd after the connection was lost.
 const AWAY: Duration = Duration::from_secs(5);
 
+/// Operations that are read at once where only those of some GPUs are listed.
+const PAGE: usize = 100;
+
+/// Reads the last `number` operations that concern one of these GPUs; also returns whether there are earlier operations.
+async fn of_gpus(
+    client: &mut Client,
+    number: usize,
+    mut before: Option<String>,
+    gpus: &[Gpu],
+) -> Result<(Vec<OperationSummary>, bool), Failure> {
+    let concerns = |one: &OperationSummary| one.gpus.iter().any(|index| gpus.iter().any(|gpu| gpu.index == *index));
+    let mut found = Vec::new();
+    loop {
+        let page = client.last_operations(PAGE, before.as_deref()).await?;
+        let has_earlier = page.len() == PAGE;
+        before = page.first().map(|first| first.id.clone());
+        let mut earlier: Vec<OperationSummary> = page.into_iter().filter(concerns).collect();
+        earlier.append(&mut found);
+        found = earlier;
+        if found.len() >= number || !has_earlier {
+            let surplus = found.len().saturating_sub(number);
+            return Ok((found.split_off(surplus), has_earlier || surplus > 0));
+        }
+    }
+}
+
 pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Output) -> Outcome {
     match command {
         args::Operation::List { number, before, which } => {
-            let mut page = client.last_operations(*number, before.as_deref()).await?;
-            let is_full = page.len() == *number;
-            let first = page.first().cloned();
-            if !which.gpus.is_empty() {
-                let gpus = client.gpus(false).await?;
-                let gpus = super::select_of(client, gpus, &which.gpus).await?;
-                page.retain(|one| one.gpus.iter().any(|index| gpus.iter().any(|gpu| gpu.index == *index)));
-            }
-            let empty = if before.is_some() { "No operation before that." } else { "No operation on record." };
+            let gpus = match which.gpus.as_slice() {
+                [] => None,
+                named => {
+                    let gpus = client.gpus(false).await?;
+                    Some(super::select_of(client, gpus, named).await?)
+                }
+            };
+            let (page, has_earlier) = match &gpus {
+                None => {
+                    let page = client.last_operations(*number, before.as_deref()).await?;
+                    let is_full = page.len() == *number;
+                    (page, is_full)
+                }
+                Some(gpus) => of_gpus(client, *number, before.clone(), gpus).await?,
+            };
+            let empty = match (before, &gpus) {
+                (Some(_), _) => "No operation before that.",
+                (None, None) => "No operation on record.",
+                (None, Some(_)) => "No operation of these GPUs on record.",
+            };
             out.list(&page, |look| table::operations(&page, look).or_empty(empty))?;
-            if is_full
-                && let Some(first) = first.filter(|first| first.id != FIRST)
+            if has_earlier
+                && let Some(first) = page.first().filter(|first| first.id != FIRST)
                 && out.is_drawn()
             {
-                out.remark(&format!("earlier operations: `gpushctl operation list --before {}`\n", first.id));
+                let id = &first.id;
+                out.remark(&match which.gpus.join(",") {
+                    of if of.is_empty() => format!("earlier operations: `gpushctl operation list --before {id}`\n"),
+                    of => format!("earlier operations: `gpushctl operation list -g {of} --before {id}`\n"),
+                });
             }
             Ok(0)
         }
@@ -204,7 +245,7 @@ async fn follow(
     let limit = tokio::time::sleep(limit.unwrap_or(Duration::from_secs(60 * 86_400)));
     // Before the first output, because a user may press Ctrl-C as soon as a line appears.
     let mut interrupt = signal(SignalKind::interrupt())
-        .map_err(|error| ApiError::new(Code::Internal, format!("Ctrl-C can't be listened for: {error}")))?;
+        .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);
     let (mut away, mut told_away): (Option<Instant>, bool) = (None, false);
     loop {
@@ -236,7 +277,7 @@ async fn follow(
             // gpushd has another state directory, where the id belongs to another operation.
             Ok(other) if !same(one, &other) => {
                 let cause = format!(
-                    "gpushd was started on another state directory, and its {} is another operation ({})",
+                    "gpushd now uses another state directory, where {} is another operation ({})",
                     other.id, other.kind
                 );
                 return Err(lost_sight(one, cause).into());
@@ -253,7 +294,7 @@ async fn follow(
                 }
                 if since.elapsed() > super::SILENCE && !told_away {
                     told_away = true;
-                    progress.say(&format!("gpushd does not answer; trying for {} s", AWAY.as_secs()));
+                    progress.say(&format!("gpushd does not answer; trying again for up to {} s", AWAY.as_secs()));
                 }
                 tokio::time::sleep(RETRY).await;
             }
@@ -279,8 +320,8 @@ fn lost_sight(one: &Operation, cause: String) -> ApiError {
     ApiError::new(Code::Unreachable, format!("lost sight of {} on {which}: the agent went away while it ran", one.id))
         .cause(cause)
         .hint(format!(
-            "what had not ended is finished or taken back by the next gpushd on that state directory: start it, then \
-             `gpushctl operation wait {}` tells the end",
+            "the next gpushd on that state directory finishes the operation or rolls it back: start gpushd, then \
+            run `gpushctl operation wait {}`",
             one.id
         ))
 }

@@ -122,7 +122,7 @@ pub(crate) fn checked(
     let free: Vec<u32> =
         gpus.iter().map(|g| g.index).filter(|index| !view.rules.iter().any(|r| r.claims.contains(index))).collect();
     if !free.is_empty() {
-        out += &format!("{}\n", paint(QUIET, &format!("unmanaged, no rule claims: {}", gpu_numbers(&free))));
+        out += &format!("{}\n", paint(QUIET, &format!("without a rule: {}", gpu_numbers(&free))));
     }
     out += &remarks();
     if let Some(plans) = plans {

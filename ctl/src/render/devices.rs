@@ -85,10 +85,11 @@ fn none(gpus: &[Gpu]) -> String {
     let have = if gpus.len() == 1 { "has" } else { "have" };
     let is_read = |gpu: &Gpu| !matches!(gpu.state, GpuState::Unknown | GpuState::Lost);
     if gpus.iter().all(|gpu| gpu.mig.is_none() && is_read(gpu)) {
-        return format!("{which} {have} no MIG.");
+        let support = if gpus.len() == 1 { "does" } else { "do" };
+        return format!("{which} {support} not support MIG.");
     }
     if gpus.iter().all(|gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled)) {
-        return format!("{which} {have} no MIG instance: MIG mode is not on.");
+        return format!("{which} {have} no MIG instance: MIG mode is off.");
     }
     format!("{which} {have} no MIG instance.")
 }

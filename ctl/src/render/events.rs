@@ -353,7 +353,7 @@ mod tests {
             }),
             Happening::Config(ConfigChange {
                 taken: false,
-                error: Some(error("the config x is wrong")),
+                error: Some(error("the config x has errors")),
                 pending_restart: Vec::new(),
             }),
             Happening::Driver(DriverChange { driver: Some(driver("550.1")), before: None, error: None }),

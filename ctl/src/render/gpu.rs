@@ -8,7 +8,7 @@
 //! ```
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuInstance, GpuState, Lease, Memory, Mig, Mode, MpsDaemon, Process};
+use gpush_api::{Gpu, GpuInstance, GpuState, Lease, LeaseUse, Memory, Mig, Mode, MpsDaemon, Process};
 
 use super::{
     Look, bar,
@@ -145,7 +145,7 @@ pub(crate) fn rows(gpu: &Gpu, look: &Look) -> Vec<Row> {
     let mut rows = Vec::new();
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
     if mig.is_none() || !gpu.processes.is_empty() {
-        let usage = if gpu.processes.is_empty() { Use::Idle } else { Use::Busy };
+        let usage = Use::of_target(&gpu.processes, Some(&gpu.uuid), &gpu.leases);
         rows.push(Row {
             mark: usage.mark(look),
             style: usage.style(),
@@ -158,13 +158,13 @@ pub(crate) fn rows(gpu: &Gpu, look: &Look) -> Vec<Row> {
         });
     }
     for instance in mig.map_or(&[][..], |mig| &mig.instances) {
-        rows.extend(instance_rows(instance, look));
+        rows.extend(instance_rows(instance, &gpu.leases, look));
     }
     rows
 }
 
-fn instance_rows(instance: &GpuInstance, look: &Look) -> Vec<Row> {
-    let usage = Use::of(instance);
+fn instance_rows(instance: &GpuInstance, leases: &[LeaseUse], look: &Look) -> Vec<Row> {
+    let usage = Use::of(instance, leases);
     let mut row = Row {
         mark: usage.mark(look),
         style: usage.style(),
@@ -185,7 +185,7 @@ fn instance_rows(instance: &GpuInstance, look: &Look) -> Vec<Row> {
     }
     let mut rows = vec![row];
     for (at, compute) in instance.compute.iter().enumerate() {
-        let usage = if compute.processes.is_empty() { Use::Idle } else { Use::Busy };
+        let usage = Use::of_target(&compute.processes, compute.uuid.as_deref(), leases);
         let last = at + 1 == instance.compute.len();
         let branch = if last { look.pick("└ ", "`- ") } else { look.pick("├ ", "|- ") };
         rows.push(Row {
@@ -313,10 +313,10 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         match gpu.state {
             // Even a recent reading is from before the loss.
             GpuState::Lost => {
-                note(BAD, "", &format!("drawn as it was last read, {read}; what is left of it is not known"));
+                note(BAD, "", &format!("as last read, {read}; its present instances are not known"));
             }
             GpuState::Changing => {
-                note(NOTE, "", &format!("drawn as it was last read, {read}, in the course of the change"));
+                note(NOTE, "", &format!("as last read, {read}, during the change"));
             }
             GpuState::Maintenance if age >= OLD => {
                 note(NOTE, "", &format!("old reading, {read}"));
@@ -341,9 +341,9 @@ fn unexplained(state: GpuState) -> &'static str {
     match state {
         GpuState::Ready => "",
         GpuState::Cordoned => "it takes no new work (gpushctl gpu uncordon)",
-        GpuState::Held => "what was promised about it was lost (gpushctl recover)",
+        GpuState::Held => "the records of who uses it were lost (gpushctl recover)",
         GpuState::Maintenance => "gpushd has no handle of it open (gpushctl maintenance leave)",
-        GpuState::Changing => "an operation is at work on it (gpushctl operation list)",
+        GpuState::Changing => "an operation is changing it (gpushctl operation list)",
         GpuState::Degraded => "a change and its rollback failed",
         GpuState::Unknown => "the driver has not answered about it",
         GpuState::Lost => "it fell off the bus (gpushctl gpu reset, or reboot)",
@@ -382,7 +382,7 @@ pub(crate) fn block(
     let mut out = vec![heading(gpu, &[], look)];
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
     if let Some(mig) = mig {
-        out.extend(slices::of(mig, INDENT, look));
+        out.extend(slices::of(mig, &gpu.leases, INDENT, look));
     }
     if lines || (mig.is_none() && !gpu.processes.is_empty()) {
         out.extend(rows.iter().flat_map(|r| row(r, columns, look)));

@@ -200,7 +200,7 @@ fn block(one: &GpuDiff, wanted: &[(&str, Option<&WantedView>)], look: &Look) -> 
     let stands = match &one.stands {
         Some(instances) if instances.is_empty() => "no instance".to_owned(),
         Some(instances) => look.clean(&instances.join(", ")),
-        None => "not cut by MIG".to_owned(),
+        None => "whole GPU, no MIG".to_owned(),
     };
     line("present", &stands);
     for drift in &one.drift {
@@ -230,7 +230,7 @@ pub(crate) fn came_of(operation: &Operation, before: &[Gpu], now: &[Gpu], look: 
             (_, Some(one)) if one.created_at >= operation.created_at => {
                 let until =
                     one.expires_at.map_or_else(String::new, |at| format!(" until it expires {}", look.ahead(at)));
-                let clear = format!("`gpushctl config overrides clear {}` removes it", plan.gpu);
+                let clear = format!("`gpushctl config overrides clear {}` (administrator) removes it", plan.gpu);
                 format!("{number}: override active{until}; {clear}")
             }
             (Some(one), None) => format!("{number}: cleared the override {}", self::of(&one, look)),

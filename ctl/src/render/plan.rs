@@ -122,7 +122,13 @@ fn within(profile: &str) -> &str {
 /// Draws all plans. `gpus` are the current GPUs, if they are known.
 pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
     if plans.plans.is_empty() {
-        return paint(NOTE, "No GPU is meant: the config claims none for MIG.") + "\n" + NOTHING_CLAIMED + "\n";
+        return paint(
+            NOTE,
+            "Nothing to plan: no rule of the config claims a GPU for \
+            MIG.",
+        ) + "\n"
+            + NOTHING_CLAIMED
+            + "\n";
     }
     // (indexes, heading, body): equal plans are in one group, in the order of their first GPU.
     let mut groups: Vec<(Vec<u32>, Heading, Vec<String>)> = Vec::new();
@@ -163,7 +169,7 @@ fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
     how.map_or_else(|| plan.wanted(), str::to_owned)
 }
 
-const NOTHING_CLAIMED: &str = "Name one with --gpu and a layout, or write a rule: gpushctl config show";
+const NOTHING_CLAIMED: &str = "Name a GPU with --gpu and a layout, or add a rule: gpushctl config show";
 
 #[derive(PartialEq)]
 struct Heading {

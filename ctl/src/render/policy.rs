@@ -26,7 +26,7 @@ fn through_mps(MpsPolicy { settings, max_clients, shares_percent, users, compute
     };
     let kept = match compute_mode {
         MpsComputeMode::ExclusiveProcess => "",
-        MpsComputeMode::Keep => ", compute mode left as it is",
+        MpsComputeMode::Keep => ", compute mode not changed",
     };
     format!(
         "{} % of the GPU{memory} for each client, priority {}; {} at most{users}; shares of {shares_percent} % \

@@ -51,13 +51,16 @@ fn is_left(one: &GpuProcess) -> bool {
 fn what_is_done(policy: StrayPolicy, found: usize, left: usize) -> String {
     let them = if found == 1 { "it" } else { "them" };
     match policy {
-        StrayPolicy::Report => format!("the config wants {them} shown, and left alone"),
-        StrayPolicy::Warn => format!("the config wants {them} shown and warned of in the log, and left alone"),
-        StrayPolicy::End if left == found => format!("the config says that gpushd ends strays, but it leaves {them}"),
+        StrayPolicy::Report => format!("the config has stray = \"report\", so gpushd does not end {them}"),
+        StrayPolicy::Warn => format!(
+            "the config has stray = \"warn\", so gpushd warns in its log and does not end \
+            {them}"
+        ),
+        StrayPolicy::End if left == found => format!("the config has stray = \"end\", but gpushd may not end {them}"),
         StrayPolicy::End if left > 0 => {
-            format!("gpushd ends them: SIGTERM, a grace period, SIGKILL; it leaves {left} of them")
+            format!("gpushd ends them (SIGTERM, a grace period, SIGKILL), except {left} that it may not end")
         }
-        StrayPolicy::End => format!("the config wants {them} ended: SIGTERM, a while to obey, SIGKILL"),
+        StrayPolicy::End => format!("gpushd ends {them}: SIGTERM, a grace period, SIGKILL"),
     }
 }
 

@@ -143,12 +143,12 @@ pub(crate) fn tables(gpus: &[Gpu], look: &Look) -> String {
         out += &headline(&gpu_numbers(&indexes), &look.clean(product(&group[0].name)), "", look);
         out.push('\n');
         out += &match &group[0].mig {
-            None => "  no MIG on this part\n".to_owned(),
+            None => "  this GPU does not support MIG\n".to_owned(),
             Some(mig) => {
                 let off = if mig.enabled {
                     String::new()
                 } else {
-                    paint(NOTE, "  MIG mode is off: what is free shows once it is on") + "\n"
+                    paint(NOTE, "  MIG mode is off: enable it to see what is free") + "\n"
                 };
                 off + &of_group(&group, 2, look)
             }

@@ -165,7 +165,7 @@ fn beginning(operation: &Operation) -> Option<String> {
 
 fn taking_back(now: &StepState) -> String {
     let why = now.error.as_ref().map_or_else(String::new, |e| format!(": {}", e.message));
-    format!("GPU {}  taking back {}{why}", now.gpu, count(now.done as usize, "step"))
+    format!("GPU {}  rolling back {}{why}", now.gpu, count(now.done as usize, "step"))
 }
 
 fn bars(operation: &Operation, look: &Look) -> Shown {
@@ -232,7 +232,7 @@ mod tests {
         let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
         insta::assert_snapshot!(text, @r"
         op-17: 6 steps on GPU 0
-        GPU 0  taking back 3 steps: the driver refused 1g.10gb@6
+        GPU 0  rolling back 3 steps: the driver refused 1g.10gb@6
         ");
     }
 
@@ -290,12 +290,12 @@ mod tests {
         progress.update(&operation, &look);
         progress.waiting(&operation, &look);
         progress.waiting(&operation, &look);
-        progress.say("gpushd does not answer; trying for 5 s");
+        progress.say("gpushd does not answer; trying again for up to 5 s");
         let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
         insta::assert_snapshot!(text, @r"
         op-17: 6 steps on GPU 0
         GPU 0  1 of 6 done, still destroying GPU instance 3 (2g.20gb@4)
-        gpushd does not answer; trying for 5 s
+        gpushd does not answer; trying again for up to 5 s
         ");
     }
 }

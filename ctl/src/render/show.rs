@@ -30,7 +30,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
     fact(
         "memory",
         format!(
-            "{} of {} GiB in use, what the driver reserves included",
+            "{} of {} GiB in use, with what the driver reserves",
             gib(one.memory.used_mib),
             gib(one.memory.total_mib)
         ),
@@ -71,7 +71,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
     if let Some(mig) = one.mig.as_ref().filter(|m| m.enabled) {
         text.push('\n');
         text += &section("MIG devices");
-        for line in slices::of(mig, gpu::INDENT, look) {
+        for line in slices::of(mig, &one.leases, gpu::INDENT, look) {
             text += &line;
             text.push('\n');
         }
@@ -180,12 +180,16 @@ fn devices(gpu: &Gpu, look: &Look) -> String {
 fn none_yet(gpu: &Gpu, look: &Look) -> String {
     let index = gpu.index;
     let text = match (&gpu.rule, gpu.mode) {
-        (Some(_), Mode::Mig) => format!("none yet: `gpushctl apply {index}` creates those of the config"),
-        (None, _) => format!("none yet: `gpushctl mig add {} -g {index}`", example(gpu).unwrap_or("ENTRIES")),
+        (Some(_), Mode::Mig) => {
+            format!("none yet: `gpushctl apply {index}` (administrator) creates those of the config")
+        }
+        (None, _) => {
+            format!("none yet: `gpushctl mig add {} -g {index}` (administrator)", example(gpu).unwrap_or("ENTRIES"))
+        }
         (Some(rule), mode) => {
             // A rule without a name is already called `rule 1`.
             let word = if rule.starts_with("rule ") { "" } else { "rule " };
-            format!("none, and none to come: {word}{rule} of the config has mode `{}`", mode.name())
+            format!("none: {word}{rule} of the config has mode `{}`", mode.name())
         }
     };
     look.wrap("  ", &look.clean(&text)).join("\n") + "\n"

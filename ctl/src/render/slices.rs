@@ -9,7 +9,7 @@
 //! The numbers in the lower edge are placements, as in a layout: `2g.20gb@4`.
 
 use anstyle::Style;
-use gpush_api::{GpuInstance, Mig, Placement};
+use gpush_api::{GpuInstance, LeaseUse, Mig, Placement, Process};
 
 use super::{
     Charset, Look,
@@ -68,18 +68,36 @@ fn short(profile: &str) -> String {
 pub(crate) enum Use {
     /// It has processes.
     Busy,
-    /// It has no processes.
+    /// It has no process, but leases have all of it.
+    Granted,
+    /// It has no process and no lease.
     Idle,
     /// It has no compute instance, so no program can use it.
     Bare,
 }
 
 impl Use {
-    pub(crate) fn of(instance: &GpuInstance) -> Self {
-        if !instance.processes.is_empty() || instance.compute.iter().any(|c| !c.processes.is_empty()) {
+    /// Returns the use of a GPU instance by its processes and by the leases of its GPU.
+    pub(crate) fn of(instance: &GpuInstance, leases: &[LeaseUse]) -> Self {
+        let uses = instance.compute.iter().map(|one| Self::of_target(&one.processes, one.uuid.as_deref(), leases));
+        let uses: Vec<Self> = uses.collect();
+        if !instance.processes.is_empty() || uses.contains(&Self::Busy) {
             Self::Busy
-        } else if instance.compute.is_empty() {
+        } else if uses.is_empty() {
             Self::Bare
+        } else if uses.iter().all(|one| *one == Self::Granted) {
+            Self::Granted
+        } else {
+            Self::Idle
+        }
+    }
+
+    /// Returns the use of a MIG device, or of a whole GPU, with this UUID.
+    pub(crate) fn of_target(processes: &[Process], uuid: Option<&str>, leases: &[LeaseUse]) -> Self {
+        if !processes.is_empty() {
+            Self::Busy
+        } else if leases.iter().any(|lease| uuid == Some(&lease.target)) {
+            Self::Granted
         } else {
             Self::Idle
         }
@@ -88,6 +106,7 @@ impl Use {
     pub(crate) fn mark(self, look: &Look) -> &'static str {
         match self {
             Self::Busy => look.pick("●", "*"),
+            Self::Granted => look.pick("◐", "%"),
             Self::Idle => look.pick("○", "o"),
             Self::Bare => "!",
         }
@@ -96,6 +115,7 @@ impl Use {
     pub(crate) fn style(self) -> Style {
         match self {
             Self::Busy => USED,
+            Self::Granted => QUIET,
             Self::Idle => IDLE,
             Self::Bare => NOTE,
         }
@@ -114,9 +134,9 @@ pub(crate) fn inside(instance: &GpuInstance) -> Option<String> {
 }
 
 /// Draws the current instances of a GPU.
-pub(crate) fn of(mig: &Mig, indent: usize, look: &Look) -> Vec<String> {
+pub(crate) fn of(mig: &Mig, leases: &[LeaseUse], indent: usize, look: &Look) -> Vec<String> {
     let cells = mig.instances.iter().map(|instance| {
-        let usage = Use::of(instance);
+        let usage = Use::of(instance, leases);
         Cell::of(&instance.profile, instance.placement, usage.mark(look), inside(instance).as_deref(), usage.style())
     });
     draw(cells.collect(), mig.memory_slices, indent, look)

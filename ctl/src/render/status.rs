@@ -7,7 +7,8 @@ use super::{
     Look, gpu,
     look::{BAD, NOTE, QUIET, STRONG, count, paint, width},
     mps::list as mps,
-    sensors, slices,
+    sensors,
+    slices::{self, Use},
 };
 
 /// Output of `gpushctl status --json`: several API responses in one document.
@@ -144,14 +145,24 @@ fn summary(gpus: &[Gpu]) -> String {
     let mut text = count(gpus.len(), "GPU");
     // The instances of a lost GPU are not known.
     let there = gpus.iter().filter(|gpu| gpu.state != GpuState::Lost);
-    let instances = there.filter_map(|g| g.mig.as_ref().filter(|m| m.enabled)).flat_map(|m| &m.instances);
-    let (mut devices, mut used) = (0, 0);
-    for instance in instances {
-        devices += instance.compute.len();
-        used += instance.compute.iter().filter(|c| !c.processes.is_empty() || !instance.processes.is_empty()).count();
+    let (mut devices, mut used, mut granted) = (0, 0, 0);
+    for gpu in there {
+        let instances = gpu.mig.iter().filter(|mig| mig.enabled).flat_map(|mig| &mig.instances);
+        for (instance, one) in instances.flat_map(|instance| instance.compute.iter().map(move |one| (instance, one))) {
+            let processes = if instance.processes.is_empty() { &one.processes } else { &instance.processes };
+            devices += 1;
+            match Use::of_target(processes, one.uuid.as_deref(), &gpu.leases) {
+                Use::Busy => used += 1,
+                Use::Granted => granted += 1,
+                Use::Idle | Use::Bare => {}
+            }
+        }
     }
     if devices > 0 {
         text += &format!(", {}, {used} in use", count(devices, "MIG device"));
+    }
+    if granted > 0 {
+        text += &format!(", {granted} granted");
     }
     text
 }
@@ -172,10 +183,10 @@ fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
     let dry_run = format!("`gpushctl apply {} --dry-run` shows the changes", list(&drifting));
     step(&drifting, "differs from its desired state", "differ from their desired state", &dry_run);
     let uncut = those(&|g| drifts(g) && wants(g) && g.mig.is_none());
-    let rule = "take it out of the rule that gives it a layout: `gpushctl config show`";
-    step(&uncut, "has no MIG", "have no MIG", rule);
+    let rule = "remove it from the rule that gives it a layout: `gpushctl config show`";
+    step(&uncut, "does not support MIG", "do not support MIG", rule);
     let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.reset_pending) && !drifting.contains(&g.index));
-    let reset = format!("`gpushctl gpu reset {}`", list(&pending));
+    let reset = format!("`gpushctl gpu reset {}` (administrator)", list(&pending));
     step(&pending, "waits for a reset", "wait for a reset", &reset);
     out
 }

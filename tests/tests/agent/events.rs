@@ -201,7 +201,7 @@ fn event_filters_apply_and_invalid_ones_are_refused() {
     let mut tried = 0;
     for (parameters, status, says) in [
         ("?kinds=weather", 400, "operation, gpu, config"),
-        ("?kinds=", 400, "no kind"),
+        ("?kinds=", 400, "not a kind"),
         ("?gpu=9", 404, "9"),
         ("?gpu=", 400, ""),
         ("?since=1", 400, "since"),

@@ -49,7 +49,7 @@ fn each_invalid_request_gets_json_error_and_status() {
     let (entries, long) = (layout(list("1g.6gb", 65)), layout(list(&"x".repeat(5000), 1)));
     let mut tried = 0;
     for (method, path, headers, body, status, says) in [
-        ("GET", "/", "", &b""[..], 404, "there is no"),
+        ("GET", "/", "", &b""[..], 404, "has no path"),
         ("GET", "/v1/gpu", "", b"", 404, "/v1/gpu"),
         ("GET", "/v1/gpus/", "", b"", 404, "/v1/gpus/"),
         ("GET", "/v1/gpus/9", "", b"", 404, "no GPU 9"),
@@ -347,7 +347,7 @@ fn plan_lists_steps_per_gpu_and_changes_nothing() {
     // A request to apply it is refused as a whole.
     let refused = agent.begin(&["all"], &["1g.10gb"]).unwrap_err();
     assert_eq!(refused.code, Code::UnknownProfile);
-    assert_eq!(refused.message, "4 of 6 GPUs refuse: 1, 3, 4, 5");
+    assert_eq!(refused.message, "4 of 6 GPUs cannot be changed: 1, 3, 4, 5");
     let own: Vec<ApiError> =
         plans.iter().filter_map(|plan| serde_json::from_value(plan["error"].clone()).ok()).collect();
     assert_eq!((refused.errors.len(), refused.causes.len()), (4, 0), "{refused:?}");

@@ -199,7 +199,7 @@ fn reload_takes_effect_and_shows_pending_restart() {
     assert_eq!((mode(&agent), agent.log().as_str()), (0o666, ""));
     agent.write_config("[log]\nlevel = \"info\"\n[driver]\nread_ms = 5000\n[api]\nsocket_mode = \"0600\"\n");
     agent.signal(Signal::SIGHUP);
-    agent.wait_for("STATUS=the config was read again");
+    agent.wait_for("STATUS=the config was reloaded");
     assert_eq!(mode(&agent), 0o600);
     let shown = agent.get("/v1/config").json();
     let pending = serde_json::json!([{"key": "driver.read_ms", "effective": "10000", "in_file": "5000"}]);
@@ -213,7 +213,7 @@ fn reload_takes_effect_and_shows_pending_restart() {
     // A setting that cannot be applied makes gpushd reject the whole file.
     agent.write_config("[log]\nlevel = \"error\"\n[api]\nsocket_group = \"no-such-group-here\"\n");
     agent.signal(Signal::SIGHUP);
-    agent.wait_for("STATUS=the config is wrong and was not taken");
+    agent.wait_for("STATUS=the config has errors and was not loaded");
     let shown = agent.get("/v1/config").json();
     assert!(shown["effective"].as_str().unwrap().contains("level = \"info\""), "{shown}");
     assert_eq!((&shown["pending_settings"], mode(&agent)), (&pending, 0o600));
@@ -223,7 +223,7 @@ fn reload_takes_effect_and_shows_pending_restart() {
     // The file is as before, so no setting waits for a restart.
     agent.write_config("");
     agent.signal(Signal::SIGHUP);
-    agent.wait_for("STATUS=the config was read again");
+    agent.wait_for("STATUS=the config was reloaded");
     assert_eq!(agent.get("/v1/config").json()["pending_settings"], serde_json::json!([]));
     assert_eq!(mode(&agent), 0o666);
 }

@@ -181,7 +181,7 @@ fn pending_row_remap_cordons_once_across_restarts() {
     host.sim("remap", &["--gpu", "0"]);
     let gpu = cordoned(&agent);
     assert_eq!(gpu.cordons[0].cause, "row-remap");
-    assert!(gpu.reasons[0].contains("replaced with the next reset"), "{:?}", gpu.reasons);
+    assert!(gpu.reasons[0].contains("the next reset replaces"), "{:?}", gpu.reasons);
     done(&agent, "/v1/gpus/0/uncordon", "it may wait for the weekend");
     agent.settle_reads();
     assert_eq!(agent.gpu(0).state, GpuState::Ready);

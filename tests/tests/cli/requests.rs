@@ -295,7 +295,7 @@ fn stopping_agent_answers_followers_and_refuses_requests() {
     let asked = asking.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&asked.stderr);
     assert_eq!(asked.status.code(), Some(i32::from(Code::Unavailable.exit_status())), "{text}");
-    assert!(text.contains("gpushd is stopping") && !text.contains("may have been done"), "{text}");
+    assert!(text.contains("gpushd is stopping") && !text.contains("may have carried out"), "{text}");
     assert_eq!(truth(&host, 1), [] as [String; 0]);
 }
 

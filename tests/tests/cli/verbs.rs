@@ -18,12 +18,12 @@ use gpush_tests::{
 
 use crate::transcript;
 
-const TWO: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\n";
-const MIXED: &str =
+pub(crate) const TWO: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\n";
+pub(crate) const MIXED: &str =
     "[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\n";
 
 /// Runs gpushctl. Returns its exit code and whole output.
-fn run(agent: &Agent, args: &[&str]) -> (i32, String) {
+pub(crate) fn run(agent: &Agent, args: &[&str]) -> (i32, String) {
     let output = transcript::gpushctl(agent, args, 80).env("PATH", path()).output().unwrap();
     (output.status.code().unwrap(), transcript::transcript(args, &output))
 }
@@ -34,17 +34,17 @@ fn path() -> String {
 }
 
 /// Runs gpushctl, which must succeed. Returns its standard output.
-fn done(agent: &Agent, args: &[&str]) -> String {
+pub(crate) fn done(agent: &Agent, args: &[&str]) -> String {
     let output = transcript::gpushctl(agent, args, 80).env("PATH", path()).output().unwrap();
     assert!(output.status.success(), "{}", transcript::transcript(args, &output));
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn devices(agent: &Agent, args: &[&str]) -> Vec<MigDevice> {
+pub(crate) fn devices(agent: &Agent, args: &[&str]) -> Vec<MigDevice> {
     serde_json::from_str(&done(agent, &[&["mig", "list", "-o", "json"], args].concat())).unwrap()
 }
 
-fn started(host: &Host, config: &str) -> Agent {
+pub(crate) fn started(host: &Host, config: &str) -> Agent {
     let agent = Agent::start(host, config);
     agent.wait_for_layouts_at_start();
     agent
@@ -203,64 +203,22 @@ fn operation_that_never_started_is_not_called_rolled_back() {
     assert!(code == 0 && text.contains("cancelled") && !text.contains("error:"), "{text}");
 }
 
-/// Returns the commands that an error suggests, in order.
-fn hinted(agent: &Agent, args: &[&str]) -> Vec<Vec<String>> {
-    let output = transcript::gpushctl(agent, &[args, &["--json"]].concat(), 80).output().unwrap();
-    assert!(!output.status.success(), "{}", transcript::transcript(args, &output));
-    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    // The error of the command, or of the first plan that has one.
-    let error = [&document["error"], &document["plans"][0]["error"]].into_iter().find(|error| error.is_object());
-    let hint = error.unwrap_or_else(|| panic!("{args:?}: {document}"))["hint"].as_str().unwrap().replace('\'', "`");
-    let quoted = hint.split('`').skip(1).step_by(2).filter_map(|command| command.strip_prefix("gpushctl "));
-    quoted.map(|command| command.split_whitespace().map(str::to_owned).collect()).collect()
-}
-
-/// Runs the suggested command that contains `words`, which must succeed, and then the refused command again.
-fn helps(agent: &Agent, args: &[&str], words: &str) {
-    let commands = hinted(agent, args);
-    let command = commands.iter().find(|command| command.join(" ").starts_with(words));
-    let command: Vec<&str> =
-        command.unwrap_or_else(|| panic!("{args:?}: {commands:?}")).iter().map(String::as_str).collect();
-    done(agent, &command);
-    done(agent, args);
-}
-
+/// Fault: `operation list -g` filtered only the page that was read.
 #[test]
-fn hinted_commands_resolve_the_refusal() {
-    let host = Host::up(TWO);
-    let agent = started(&host, &format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"));
-    done(&agent, &["apply", "--wait"]);
-    reaches(&agent, "1", MpsState::Ready);
-    done(&agent, &["gpu", "cordon", "0"]);
-    helps(&agent, &["mig", "apply"], "gpu uncordon");
-    done(&agent, &["maintenance", "enter"]);
-    helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"], "maintenance leave");
-    done(&agent, &["mps", "stop", "1"]);
-    helps(&agent, &["lease", "request", "--mps", "-g", "1", "--for", "1h"], "mps start");
-    // The rule of GPU 0 now has an override.
-    agent.write_config("[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n");
-    helps(&agent, &["config", "reload"], "config reload --clear-overrides");
-}
-
-#[test]
-fn hinted_show_commands_succeed() {
+fn operations_of_a_gpu_are_found_behind_others() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
-    for args in [
-        &["gpu", "show", "9"][..],
-        &["mig", "plan", "3g.48gb", "-g", "0"],
-        &["mig", "plan", "7g.80gb,1g.10gb", "-g", "0"],
-        &["mps", "show", "0"],
-        &["apply"],
-        &["timeslice", "show", "0"],
-        &["operation", "show"],
-        &["config", "overrides", "clear", "0"],
-        &["mig", "remove", "1g.10gb", "-g", "0"],
-    ] {
-        for command in hinted(&agent, args) {
-            done(&agent, &command.iter().map(String::as_str).collect::<Vec<_>>());
-        }
-    }
+    let apply = |gpu: &str, layout: &str| {
+        done(&agent, &["mig", "apply", layout, "-g", gpu, "--once", "--quiet"]);
+    };
+    apply("1", "7g.80gb");
+    apply("0", "7g.80gb");
+    apply("0", "none");
+    let list = ["operation", "list", "-n", "1", "-o", "name"];
+    let last = done(&agent, &list);
+    let of_gpu_1 = done(&agent, &[&list[..], &["-g", "1"]].concat());
+    assert!(of_gpu_1.starts_with("op-") && of_gpu_1.lines().count() == 1 && of_gpu_1 != last, "{of_gpu_1}");
+    assert_eq!(done(&agent, &[&list[..], &["-g", "0"]].concat()), last);
 }
 
 /// Runs a command on its own terminal (`script` of util-linux), and types an answer. Returns the exit code and the

@@ -164,7 +164,7 @@ async fn compute_mode_success_without_effect_is_failure() {
     host.fault("nvmlDeviceSetComputeMode --rc SUCCESS");
     let error = hardware.set_compute_mode(&uuid, ComputeMode::ExclusiveProcess).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotReflected, "{error}");
-    assert!(error.to_string().contains("EXCLUSIVE_PROCESS was set, and it is DEFAULT"), "{error}");
+    assert!(error.to_string().contains("EXCLUSIVE_PROCESS was set, but the mode is DEFAULT"), "{error}");
 }
 
 #[tokio::test]

@@ -174,7 +174,7 @@ fn entries_that_match_no_gpu_are_refused() {
     host.start_trace();
     let cases = [
         ("past-the-end", 2, "stdin:37: there is no GPU 9 on this host"),
-        ("other-parts", 2, "label `other-parts` is for no GPU of this host"),
+        ("other-parts", 2, "label `other-parts` selects no GPU of this host"),
         ("unknown-profile", 2, "has no profile 1g.12gb"),
         ("al-disabled", 2, "did you mean `all-disabled`?"),
     ];
@@ -269,7 +269,7 @@ fn agent_checks_requests_with_a_layout_per_gpu() {
     host.start_trace();
     let each = |layouts: serde_json::Value| serde_json::json!({ "layout_source": { "per_gpu": layouts } });
     let cases = [
-        (each(serde_json::json!([])), "no GPU is named"),
+        (each(serde_json::json!([])), "the request names no GPU"),
         (
             each(
                 serde_json::json!([{ "selector": "0", "mig_enabled": true }, { "selector": "0", "mig_enabled": true }]),
@@ -283,7 +283,7 @@ fn agent_checks_requests_with_a_layout_per_gpu() {
         ),
         (
             serde_json::json!({ "selectors": ["0"], "layout_source": { "per_gpu": [{ "selector": "0", "mig_enabled": true }] } }),
-            "chosen twice",
+            "names GPUs twice",
         ),
     ];
     for (body, says) in cases {

@@ -14,7 +14,7 @@ use serde_json::json;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const SHARED: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
-const TROUBLE: &str = "still has the compute mode that it was given for MPS";
+const TROUBLE: &str = "still has the compute mode that gpushd set for MPS";
 
 /// Returns the compute mode of the GPU, read without gpushd: 0 default, 3 exclusive process.
 fn mode(host: &Host) -> u64 {

@@ -30,8 +30,8 @@ fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert_eq!(act(agent, "0", "drain", within).status, 200);
     let left = daemon(agent, "0");
     assert_eq!((left.state, left.pid, left.clients.len()), (MpsState::Draining, None, 1), "{left:#?}");
-    assert!(left.reasons.iter().any(|why| why.contains("which the daemon before left behind")), "{left:#?}");
-    assert!(!left.reasons.iter().any(|why| why.contains("another daemon is started")), "{left:#?}");
+    assert!(left.reasons.iter().any(|why| why.contains("which the previous daemon left")), "{left:#?}");
+    assert!(!left.reasons.iter().any(|why| why.contains("starts another daemon")), "{left:#?}");
     assert_eq!(controls(&base(host)), Vec::<i32>::new());
 }
 
@@ -58,7 +58,7 @@ fn drain_deadline_of_leftovers_survives_a_gpushd_restart() {
     orphaned(&host, &agent, &json!({ "end_after_s": 3600 }));
     let until = daemon(&agent, "0").clients_end_at.expect("a time");
     let told = daemon(&agent, "0").reasons.concat();
-    assert!(told.contains("may finish until") && told.contains("is then ended"), "{told}");
+    assert!(told.contains("may run until") && told.contains("is then ended"), "{told}");
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     let left = becomes(&agent, "0", "drained until then", |daemon| daemon.clients_end_at.is_some());

@@ -51,7 +51,7 @@ fn too_many_clients_are_reported() {
     // Two programs use one lease: its environment gives access, and the daemon does not limit the number of clients.
     let second = served.client();
     let told = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
-    assert_eq!(told.findings, ["2 clients are there, 1 is wanted at most"]);
+    assert_eq!(told.findings, ["2 clients are connected, but 1 is allowed"]);
     let pids: Vec<_> = told.clients.iter().map(|client| client.pid.expect("a pid").cast_signed()).collect();
     assert!([first.pid(), second.pid()].iter().all(|pid| pids.contains(pid)), "{told:#?}");
     assert!(told.clients.iter().all(|client| client.uid.is_some() && client.command.is_some()), "{told:#?}");

@@ -168,7 +168,7 @@ fn failed_daemon_start_rolls_the_operation_back() {
     let operation = agent.follow(agent.begin_with(&wanted()).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}\n{}", agent.log());
     let error = operation.error.expect("the operation has an error");
-    assert!(error.message.contains("does not come up"), "{error:?}");
+    assert!(error.message.contains("does not start"), "{error:?}");
     assert_eq!(truth(&host, 0), before);
     assert_eq!((mps::controls(&mps::base(&host)).len(), agent.gpu(0).compute_mode), (0, Some(ComputeMode::Default)));
 }

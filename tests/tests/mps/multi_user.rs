@@ -90,7 +90,7 @@ fn change_of_users_waits_until_the_daemon_is_idle() {
     let first = reaches(&agent, "0", MpsState::Ready);
     let taken = lease(&agent, "0", &json!({})).expect("a lease");
     agent.reload(rule("many"));
-    let waits = "this takes effect when no share and no client is left";
+    let waits = "this takes effect when it has no lease and no client";
     let told =
         becomes(&agent, "0", "with a finding", |daemon| daemon.findings.iter().any(|finding| finding.contains(waits)));
     assert_eq!(told.pid, first.pid);

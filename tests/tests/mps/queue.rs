@@ -83,7 +83,11 @@ fn cancelled_operation_lets_leases_be_granted_again() {
     lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
     let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
     let second = agent.follow_until(agent.begin_with(&body).expect("the operation is queued"), is_waiting);
-    assert!(second.waits_for[0].contains(&format!("operation {} came first", waiting.id)), "{:?}", second.waits_for);
+    assert!(
+        second.waits_for[0].contains(&format!("operation {} is ahead in the queue", waiting.id)),
+        "{:?}",
+        second.waits_for
+    );
     assert_eq!(agent.cancel(&second.id).status, 202);
     assert_eq!(agent.follow(agent.operation(&second.id)).state, OperationState::RolledBack);
     lease(&agent, &small, &json!({ "percentage": 10 })).expect_err("the first operation takes it away, too");

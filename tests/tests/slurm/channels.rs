@@ -3,17 +3,12 @@
 use gpush_api::{Gpu, MpsState};
 use gpush_tests::{
     mps::reaches,
-    slurm::{ALICE, BOB, Ended, Site},
+    slurm::{ALICE, BOB, Ended, Setup, Site},
 };
 
-use super::{HOST, MPS, TIMESLICE, WHOLE};
+use super::{HOST, MPS, TIMESLICE, WHOLE, completed, wait_for_output};
 
 const ENV: &str = "env | sort";
-
-fn completed(ended: Ended) -> Ended {
-    assert_eq!(ended.state, "COMPLETED", "{}", ended.output);
-    ended
-}
 
 /// A refused request fails the tasks with a reason that the user sees.
 fn refused(ended: &Ended, why: &str) {
@@ -64,7 +59,7 @@ fn comment_requests_a_share_of_an_mps_gpu() {
 
 #[test]
 fn gres_mps_gives_its_percentage_and_a_second_user_is_refused() {
-    let gres = |setup: gpush_tests::slurm::Setup| {
+    let gres = |setup: Setup| {
         let conf = format!("Name=gpu File={}/nvidia[0-3]\nName=mps Count=400\n", setup.devices().display());
         setup.gres("gpu,mps", "gpu:4,mps:400", &conf)
     };
@@ -74,9 +69,9 @@ fn gres_mps_gives_its_percentage_and_a_second_user_is_refused() {
     assert_eq!(ended.variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), Some("50"), "{}", ended.output);
     assert!(ended.variable("CUDA_MPS_PIPE_DIRECTORY").is_some(), "{}", ended.output);
     let end = site.cluster.dir().join("end");
-    let wait = format!("while [ ! -e '{}' ]; do sleep 0.1; done", end.display());
+    let wait = format!("echo began; while [ ! -e '{}' ]; do sleep 0.1; done", end.display());
     let first = site.cluster.sbatch(ALICE, &["--gres=mps:30"], &wait);
-    site.cluster.wait_for_state(first, "RUNNING");
+    wait_for_output(&site, first, "began");
     let gpus: Vec<Gpu> = site.agent.gpus();
     let shared: Vec<String> = site.leases().iter().flat_map(|lease| &lease.members).map(|m| m.gpu.clone()).collect();
     assert_eq!(shared, [gpus[0].uuid.clone()]);
@@ -91,7 +86,7 @@ fn gres_mps_gives_its_percentage_and_a_second_user_is_refused() {
 /// In Prolog a shard looks like a whole GPU, so it needs a request.
 #[test]
 fn shard_needs_a_request() {
-    let gres = |setup: gpush_tests::slurm::Setup| {
+    let gres = |setup: Setup| {
         let conf = format!("Name=gpu File={}/nvidia[0-3]\nName=shard Count=8\n", setup.devices().display());
         setup.gres("gpu,shard", "gpu:4,shard:8", &conf)
     };

@@ -9,7 +9,7 @@ use std::{
 use gpush_tests::slurm::{ALICE, BOB, JobId, Setup, Site, script};
 use nix::sys::signal::Signal;
 
-use super::{HOST, WHOLE};
+use super::{HOST, WHOLE, completed};
 
 fn policy(agent_down: &str, deadline_s: u32) -> String {
     format!("[slurm]\nagent_down = \"{agent_down}\"\ndeadline_s = {deadline_s}\n{WHOLE}")
@@ -36,7 +36,7 @@ fn lease_of_a_job_survives_a_killed_gpushd() {
     site.restart_agent(|_| ());
     assert_eq!(site.leases(), before);
     fs::write(go, "").expect("a file");
-    assert_eq!(site.cluster.ended(job).state, "COMPLETED");
+    completed(site.cluster.ended(job));
     site.assert_clean();
 }
 
@@ -47,10 +47,10 @@ fn end_of_a_job_reaches_gpushd_later() {
     let (job, go) = waiting_job(&site);
     site.restart_agent(|site| {
         fs::write(go, "").expect("a file");
-        assert_eq!(site.cluster.ended(job).state, "COMPLETED");
+        completed(site.cluster.ended(job));
     });
     assert_eq!(site.leases().len(), 1);
-    assert_eq!(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true").state, "COMPLETED");
+    completed(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true"));
     site.assert_clean();
 }
 
@@ -59,10 +59,10 @@ fn without_gpushd_a_job_runs_or_the_node_is_drained_by_policy() {
     for agent_down in ["pass", "fail"] {
         let Some(mut site) = Site::start(HOST, &policy(agent_down, 20), |setup, _, _| setup) else { return };
         // The hook learns which GPUs are Slurm's.
-        assert_eq!(site.cluster.run_job(ALICE, &["--gres=gpu:1"], "true").state, "COMPLETED");
+        completed(site.cluster.run_job(ALICE, &["--gres=gpu:1"], "true"));
         site.restart_agent(|site| {
             // A job without a GPU and without a request is not concerned.
-            assert_eq!(site.cluster.run_job(BOB, &[], "true").state, "COMPLETED");
+            completed(site.cluster.run_job(BOB, &[], "true"));
             let job = site.cluster.sbatch(ALICE, &["--gres=gpu:1"], "env");
             if agent_down == "pass" {
                 let ended = site.cluster.ended(job);
@@ -78,7 +78,7 @@ fn without_gpushd_a_job_runs_or_the_node_is_drained_by_policy() {
             site.cluster.resume("n1");
         }
         site.cluster.wait_until_idle();
-        assert_eq!(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true").state, "COMPLETED");
+        completed(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true"));
         assert_eq!((site.leases(), site.job_files()), (Vec::new(), Vec::new()));
     }
 }
@@ -97,7 +97,7 @@ fn prolog_ends_while_gpushd_is_stopped() {
     // Prolog and Epilog, each 3 s; Slurm would have ended a hook after 50 s and drained the node.
     assert!(took >= Duration::from_secs(3), "{took:?}");
     // What gpushd granted meanwhile ends with the next hook.
-    assert_eq!(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true").state, "COMPLETED");
+    completed(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true"));
     site.assert_clean();
 }
 
@@ -134,5 +134,5 @@ fn slurmd_killed_in_prolog_leaves_no_lease_after_reconcile() {
     site.cluster.until("a node that is not down", || {
         site.cluster.node_states().iter().all(|state| state == "idle").then_some(())
     });
-    assert_eq!(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true").state, "COMPLETED");
+    completed(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true"));
 }

@@ -9,7 +9,7 @@ use std::{
 use gpush_api::LeaseBinding;
 use gpush_tests::slurm::{ALICE, BOB, JobId, Setup, Site, script};
 
-use super::{HOST, WHOLE};
+use super::{HOST, WHOLE, completed, wait_for_output};
 
 /// A Prolog that says when it begins, and waits while the file `hold` exists.
 fn held_prolog(setup: Setup, host: &gpush_tests::host::Host) -> Setup {
@@ -56,7 +56,7 @@ fn job_cancelled_in_prolog_leaves_no_lease() {
     let_go(&site);
     let ended = site.cluster.ended(job);
     assert_eq!((ended.state.as_str(), ended.output.contains("ran")), ("CANCELLED", false), "{}", ended.output);
-    assert_eq!(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true").state, "COMPLETED");
+    completed(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true"));
     site.assert_clean();
 }
 
@@ -65,27 +65,31 @@ fn late_epilog_of_an_earlier_run_does_not_end_the_lease_of_the_next() {
     let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
     let cluster = &site.cluster;
     let go = cluster.dir().join("go");
-    let script = format!("echo run $SLURM_RESTART_COUNT; while [ ! -e '{}' ]; do sleep 0.1; done", go.display());
+    let script =
+        format!("echo run $SLURM_RESTART_COUNT $GPUSH_LEASE; while [ ! -e '{}' ]; do sleep 0.1; done", go.display());
     let job = cluster.sbatch(ALICE, &["--gres=gpu:1", "--requeue", "--open-mode=append"], &script);
     cluster.until("first run", || cluster.output_of(job).contains("run").then_some(()));
     let first = site.leases()[0].id;
-    cluster.run("scontrol", &["requeue", &job.to_string()]);
-    // Slurm waits before it starts a requeued job again.
-    cluster.until("second run", || {
-        if cluster.job_state(job).as_deref() == Some("PENDING") {
-            let _released =
-                cluster.command("scontrol").args(["update", &format!("jobid={job}"), "StartTime=now"]).output();
-        }
-        cluster.output_of(job).contains("run 1").then_some(())
+    cluster.run("scontrol", &["requeuehold", &job.to_string()]);
+    cluster.until("requeued job", || {
+        let is = |field, value: &str| cluster.job_field(job, field).as_deref() == Some(value);
+        (is("JobState", "PENDING") && is("Restarts", "1")).then_some(())
     });
+    // slurmd starts no run whose credential is from the second in which the run before ended.
+    let ended = jiff::Timestamp::now().as_second();
+    cluster.until("another second", || (jiff::Timestamp::now().as_second() > ended + 1).then_some(()));
+    cluster.run("scontrol", &["release", &job.to_string()]);
+    // Slurm sets the start of a requeued job two minutes ahead.
+    cluster.run("scontrol", &["update", &format!("jobid={job}"), "StartTime=now"]);
+    wait_for_output(&site, job, "run 1");
     let second = site.leases();
-    assert_eq!(second.len(), 1, "{second:?}");
+    assert_eq!(second.len(), 1, "{}\n{}", cluster.output_of(job), site.agent.log());
     assert!(second[0].id > first && matches!(second[0].binding, LeaseBinding::Job { restart: 1, .. }), "{second:?}");
     let late = epilog(&site, job, 0);
     assert!(late.status.success() && late.stderr.is_empty() && late.stdout.is_empty(), "{late:?}");
     assert_eq!(site.leases(), second);
     fs::write(&go, "").expect("a file");
-    assert_eq!(cluster.ended(job).state, "COMPLETED");
+    completed(cluster.ended(job));
     site.assert_clean();
 }
 
@@ -93,7 +97,7 @@ fn late_epilog_of_an_earlier_run_does_not_end_the_lease_of_the_next() {
 fn epilog_runs_twice_and_for_unknown_jobs_without_harm() {
     let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
     let job = site.cluster.sbatch(ALICE, &["--gres=gpu:1"], "true");
-    assert_eq!(site.cluster.ended(job).state, "COMPLETED");
+    completed(site.cluster.ended(job));
     for (job, restart) in [(job, 0), (job, 0), (job, 3), (JobId(4_000_000), 0)] {
         let again = epilog(&site, job, restart);
         assert!(again.status.success() && again.stdout.is_empty() && again.stderr.is_empty(), "{job}: {again:?}");

@@ -2,7 +2,7 @@
 
 use gpush_tests::slurm::{ALICE, BOB, Setup, Site};
 
-use super::{HOST, TIMESLICE, WHOLE};
+use super::{HOST, TIMESLICE, WHOLE, completed};
 
 /// Two shards for each GPU, so that eight jobs run at a time.
 fn shards(setup: Setup) -> Setup {
@@ -64,8 +64,8 @@ fn each_of_128_tasks_gets_the_environment_without_gpushd() {
         let all = || site.cluster.output_of(job).lines().filter(|line| *line == format!("task {lease}")).count() == 128;
         site.cluster.until("128 tasks", || all().then_some(()));
     });
-    assert_eq!(site.cluster.ended(job).state, "COMPLETED");
+    completed(site.cluster.ended(job));
     // If Epilog did not reach gpushd, the next hook delivers the end of the job.
-    assert_eq!(site.cluster.run_job(BOB, &["--gres=gpu:1"], "true").state, "COMPLETED");
+    completed(site.cluster.run_job(BOB, &["--gres=gpu:1"], "true"));
     site.assert_clean();
 }

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use gpush_tests::slurm::{ALICE, Site};
+use gpush_core::slurm::HostList;
+use gpush_tests::slurm::{ALICE, Setup, Site};
 
 use super::WHOLE;
 
@@ -19,7 +20,7 @@ fn shuffled() -> String {
 /// `File=/dev/nvidia[2-3]` gives the indexes 0 and 1, which are neither minor numbers nor the driver's indexes.
 #[test]
 fn index_of_gres_conf_is_not_the_index_of_the_driver() {
-    let gres = |setup: gpush_tests::slurm::Setup| {
+    let gres = |setup: Setup| {
         let conf = format!("AutoDetect=off\nName=gpu File={}/nvidia[2-3]\n", setup.devices().display());
         setup.gres("gpu", "gpu:2", &conf)
     };
@@ -37,7 +38,7 @@ fn index_of_gres_conf_is_not_the_index_of_the_driver() {
 
 #[test]
 fn types_of_slurm_conf_decide_the_order_of_indexes() {
-    let gres = |setup: gpush_tests::slurm::Setup| {
+    let gres = |setup: Setup| {
         let dev = setup.devices();
         let dev = dev.display();
         let conf =
@@ -96,4 +97,29 @@ fn mig_devices_are_leased_by_their_uuid() {
     both.sort_unstable();
     assert_eq!(visible, both, "{}", ended.output);
     site.assert_clean();
+}
+
+/// The printed lines are those that slurmd reads.
+#[test]
+fn printed_lines_are_read_by_slurmd_in_the_same_order() {
+    let Some(setup) = Setup::new() else { return };
+    let host = gpush_tests::host::Host::up(&shuffled());
+    let agent = gpush_tests::agent::Agent::start(&host, "");
+    let mut print = host.command(gpush_tests::host::program("gpushctl"));
+    print.arg("--socket").arg(agent.socket()).args(["slurm", "gres-conf", "--node", "n1", "--json"]);
+    let printed = print.output().expect("gpushctl can be started");
+    assert!(printed.status.success(), "{printed:?}");
+    let printed: serde_json::Value = serde_json::from_slice(&printed.stdout).expect("JSON");
+    let (text, node) = (printed["gres_conf"].as_str().expect("a text"), printed["gres"].as_str().expect("a text"));
+    assert_eq!(node, "gpu:l4:4");
+    let devices = setup.devices().display().to_string();
+    let cluster = setup.gres("gpu", node, &text.replace("/dev/", &format!("{devices}/"))).start();
+    let output = cluster.command("slurmd").args(["-N", "n1", "-G"]).output().expect("slurmd can be started");
+    // slurmd prints to standard error.
+    let output = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    let lists = output.lines().filter_map(|line| line.split("File=").nth(1)?.split(' ').next());
+    let files: Vec<String> =
+        lists.flat_map(|list| HostList::parse(list).and_then(|list| list.expand()).expect("a list")).collect();
+    let expected: Vec<String> = MINORS.iter().map(|minor| format!("{devices}/nvidia{minor}")).collect();
+    assert_eq!(files, expected, "{output}\n{text}");
 }

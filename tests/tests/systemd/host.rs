@@ -45,7 +45,7 @@ fn service_starts_reloads_recovers_and_stops() {
 
     machine.write("/etc/gpush/config.toml", "[log]\nlevel = \"debug\"\n");
     machine.sh("systemctl reload gpushd.service");
-    let _ = machine.journal_until("-u gpushd.service", "the config was read again");
+    let _ = machine.journal_until("-u gpushd.service", "the config was reloaded");
     assert_eq!(machine.main_pid("gpushd.service"), first, "a reload is no restart");
 
     machine.sh("systemctl restart gpushd.service");

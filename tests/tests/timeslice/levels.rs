@@ -69,7 +69,7 @@ fn smi(host: &Host, arguments: &str) {
 fn reload(agent: &mut Agent, config: &str) {
     agent.write_config(config);
     agent.signal(Signal::SIGHUP);
-    agent.wait_for("STATUS=the config was read again");
+    agent.wait_for("STATUS=the config was reloaded");
 }
 
 fn health(agent: &Agent) -> Health {
@@ -97,7 +97,7 @@ fn level_is_set_at_start_and_not_again_after_a_restart() {
     assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
     assert_eq!(agent.gpu(1).timeslice, None);
     assert!(health(&agent).errors.is_empty());
-    agent.wait_for_log("its time-slice level is long now, it was default");
+    agent.wait_for_log("its time-slice level changed from default to long");
     agent.stop();
     let calls = host.trace().len();
     let agent = Agent::start(&host, LONG);
@@ -186,7 +186,7 @@ fn leaving_timeslice_restores_level_and_compute_mode() {
     agent.await_that("no GPU is time-sliced", || agent.gpus().iter().all(|gpu| gpu.timeslice.is_none()));
     agent.await_that("a log line", || {
         let log = agent.log();
-        log.contains("its time-slice level is default again") && log.contains("its compute mode is DEFAULT again")
+        log.contains("restored its time-slice level default") && log.contains("restored its compute mode DEFAULT")
     });
     // The same without reads: the next gpushd knows which settings were applied.
     reload(&mut agent, LONG);
@@ -288,7 +288,7 @@ fn nvidia_smi_failures_are_reported_until_fixed() {
     host.fault("compute-policy-set --gpu 0 --rc SUCCESS");
     reload(&mut agent, LONG);
     agent.await_that("the failed change is reported", || {
-        troubles(&agent).contains("says that long was set, and it is default")
+        troubles(&agent).contains("reported that long was set, but the level is default")
     });
     // nvidia-smi cannot read levels.
     host.clear_faults();

@@ -29,7 +29,7 @@ pub(crate) struct Place {
 
 /// The modules of a crate and the arrows between them.
 #[derive(Debug, Default)]
-pub(crate) struct Source {
+pub(crate) struct CrateSource {
     /// Names of the top-level modules, with [`ROOT`].
     pub(crate) modules: BTreeSet<String>,
     /// First position of each use, by the module that uses and the module that is used.
@@ -40,7 +40,7 @@ pub(crate) struct Source {
 ///
 /// # Errors
 /// If a file cannot be read or parsed, or a module has a `#[path]`.
-pub(crate) fn read(src: &Path) -> Result<Source> {
+pub(crate) fn read(src: &Path) -> Result<CrateSource> {
     let mut reader = Reader { src, modules: BTreeSet::from([ROOT.to_owned()]), found: Vec::new() };
     reader.file(Path::new("main.rs"), &[])?;
     let mut uses = BTreeMap::new();
@@ -57,7 +57,7 @@ pub(crate) fn read(src: &Path) -> Result<Source> {
                 .or_insert(place);
         }
     }
-    Ok(Source { modules: reader.modules, uses })
+    Ok(CrateSource { modules: reader.modules, uses })
 }
 
 /// A path to a name in the crate's root.

@@ -68,7 +68,7 @@ impl Session {
     pub(super) fn reload(&mut self, config: &str) -> Result<()> {
         fs::write(self.folder.path().join("config.toml"), config).context("the config cannot be written")?;
         self.signal(Signal::SIGHUP)?;
-        self.wait_for("STATUS=the config was read again")
+        self.wait_for("STATUS=the config was reloaded")
     }
 
     /// Runs a shell on the host.

@@ -28,7 +28,7 @@ pub(crate) struct ModeChange {
 
 /// The result of a call that sets MIG mode.
 #[derive(Debug)]
-enum Outcome {
+enum SetModeResult {
     /// The mode is effective.
     InForce,
     /// The mode becomes effective with a reset. If no reset follows, the error applies.
@@ -47,9 +47,9 @@ pub(crate) async fn execute(
     let mut due = Vec::new();
     for change in changes {
         match set(&mig.driver, &change.gpu, enable).await {
-            Ok(Outcome::InForce) => {}
-            Ok(Outcome::Pending(_)) if change.may_reset => due.push(change),
-            Ok(Outcome::Pending(error)) => {
+            Ok(SetModeResult::InForce) => {}
+            Ok(SetModeResult::Pending(_)) if change.may_reset => due.push(change),
+            Ok(SetModeResult::Pending(error)) => {
                 troubled.insert(change.position, Trouble::Failed(error));
             }
             Err(trouble) => {
@@ -90,7 +90,7 @@ async fn put_into_force(
         (Verdict::NotDone | Verdict::MayTakeEffect, Err(NotReset::Failed(error))) => Err(failed(error.clone())),
         (Verdict::NotDone | Verdict::MayTakeEffect, Ok(())) => {
             let error = ApiError::new(Code::DriverError, "the GPU was reset, but MIG mode did not change");
-            let seen = "what the driver says of it may be in the kernel's log: `dmesg | grep -i -e nvrm -e xid`";
+            let seen = "look for the cause in the kernel's log: `dmesg | grep -i -e nvrm -e xid`";
             Err(failed(error.hint(seen)))
         }
     }
@@ -104,28 +104,28 @@ pub(crate) async fn set_pending(driver: &Driver, gpu: &GpuName, enable: bool) ->
     set(driver, gpu, enable).await.map(|_| ())
 }
 
-async fn set(driver: &Driver, gpu: &GpuName, enable: bool) -> Result<Outcome, Trouble> {
+async fn set(driver: &Driver, gpu: &GpuName, enable: bool) -> Result<SetModeResult, Trouble> {
     let what = format!("{}: {} failed", gpu.label, step::describe_mode(enable));
     let called = driver.hardware.set_mig_mode(&gpu.uuid, enable).await;
     driver.readings.outdate(&gpu.uuid);
     match called {
-        Ok(change) if change.is(enable) => Ok(Outcome::InForce),
+        Ok(change) if change.is(enable) => Ok(SetModeResult::InForce),
         Ok(change) => {
             let mut error = match &change.activation {
                 Some(error) => explain(&what, error),
                 None => ApiError::new(Code::DriverError, what),
             };
             if change.pending != change.enabled {
-                error = error.cause("the driver accepted it, but it comes into force only with a GPU reset");
+                error = error.cause("the driver accepted it, but it takes effect only with a GPU reset");
             }
-            if change.pending == enable { Ok(Outcome::Pending(error)) } else { Err(Trouble::Failed(error)) }
+            if change.pending == enable { Ok(SetModeResult::Pending(error)) } else { Err(Trouble::Failed(error)) }
         }
         Err(error) => {
             let reading = driver.after_failed_call(gpu, &what, &error).await?;
             let without_effect = without_effect(&what, &error);
             match step::verify_mode(enable, reading.mig.as_ref()) {
-                Verdict::Done => Ok(Outcome::InForce),
-                Verdict::MayTakeEffect => Ok(Outcome::Pending(without_effect)),
+                Verdict::Done => Ok(SetModeResult::InForce),
+                Verdict::MayTakeEffect => Ok(SetModeResult::Pending(without_effect)),
                 Verdict::NotDone => Err(Trouble::Failed(without_effect)),
             }
         }

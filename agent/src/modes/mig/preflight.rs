@@ -106,7 +106,7 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
         let why = match reading {
             Err(error) => {
                 let said = error.to_api();
-                let message = format!("{uuid} would be reset as well, and can't be read");
+                let message = format!("{uuid} would be reset as well, but cannot be read");
                 let causes = [vec![said.message.clone()], said.causes.clone()].concat();
                 return Err(ApiError { message, causes, ..said });
             }
@@ -124,7 +124,7 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
         let message = format!("{uuid} would be reset as well, but is in use");
         return Err(ApiError::new(Code::Blocked, message)
             .cause(why)
-            .hint("free it, then ask again: `gpushctl status` shows it"));
+            .hint("wait until it is idle, then try again: `gpushctl status` shows its users"));
     }
     Ok(())
 }
@@ -137,7 +137,7 @@ pub(super) fn minors(readings: &Readings, uuids: &[String]) -> Result<Vec<u32>, 
     let host = readings.known()?;
     let minor = |uuid: &String| {
         host.gpu(uuid).map(|gpu| gpu.gpu.minor).ok_or_else(|| {
-            ApiError::new(Code::NotFound, format!("there is no {uuid} any more"))
+            ApiError::new(Code::NotFound, format!("{uuid} does not exist any more"))
                 .hint("`gpushctl status` shows the GPUs")
         })
     };

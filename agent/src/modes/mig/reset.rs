@@ -61,8 +61,8 @@ pub(crate) fn not_resetting(outside: &Outside) -> Result<(), ApiError> {
     if outside.driverless.try_read().is_ok() {
         return Ok(());
     }
-    Err(ApiError::new(Code::Resetting, "a GPU is being reset, and until that is over no other can be read")
-        .hint("`gpushctl operation list` shows for which operation; ask again when it is over, or with --wait")
+    Err(ApiError::new(Code::Resetting, "a GPU is being reset: gpushd can read no GPU until the reset has ended")
+        .hint("`gpushctl operation list` shows the operation; try again when it has ended, or add --wait")
         .retryable())
 }
 
@@ -88,7 +88,7 @@ impl MigMode {
         let minors = preflight::minors(&self.driver.readings, &uuids)?;
         let _paused = Paused(self);
         self.driver.hardware.pause().await.map_err(|error| {
-            ApiError::new(Code::DriverError, "gpushd can't give the GPU up itself")
+            ApiError::new(Code::DriverError, "gpushd cannot close its own handles of the GPU")
                 .cause(error.to_string())
                 .hint("a driver call hangs in the kernel: only a reboot of the host ends it")
         })?;
@@ -127,7 +127,7 @@ impl MigMode {
             | End::Void
             | End::Hangs) => Err(ApiError::new(Code::DriverError, format!("the reset {end}"))
                 .cause(LOGGED)
-                .hint("what the driver says of it may be in the kernel's log: `dmesg | grep -i -e nvrm -e xid`")),
+                .hint("look for the cause in the kernel's log: `dmesg | grep -i -e nvrm -e xid`")),
         }
     }
 }

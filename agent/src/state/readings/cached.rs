@@ -75,14 +75,14 @@ impl<V: fmt::Debug> fmt::Debug for Cached<V> {
 }
 
 struct Inner<V> {
-    state: Mutex<State<V>>,
+    state: Mutex<CachedState<V>>,
     /// Number of finished readings.
     ended: watch::Sender<u64>,
     on_change: OnChange<V>,
 }
 
 #[derive(Debug)]
-struct State<V> {
+struct CachedState<V> {
     good: Option<(V, Moment)>,
     error: Option<DriverError>,
     /// When the last finished attempt began.
@@ -93,7 +93,7 @@ struct State<V> {
     running: Option<Instant>,
 }
 
-impl<V: Clone> State<V> {
+impl<V: Clone> CachedState<V> {
     /// Returns whether the last attempt began before the value changed.
     fn is_outdated(&self) -> bool {
         self.changed.is_some_and(|changed| self.begun.is_some_and(|begun| begun <= changed))
@@ -108,11 +108,11 @@ impl<V: Clone> State<V> {
 impl<V: Clone + Send + 'static> Cached<V> {
     /// Creates an empty cache.
     pub(crate) fn new(on_change: OnChange<V>) -> Self {
-        let state = State { good: None, error: None, begun: None, changed: None, running: None };
+        let state = CachedState { good: None, error: None, begun: None, changed: None, running: None };
         Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(0), on_change }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State<V>> {
+    fn state(&self) -> MutexGuard<'_, CachedState<V>> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -17,7 +17,7 @@ pub struct BadValue {
 
 impl fmt::Display for BadValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is no {}: {}", self.text, self.what, self.why)
+        write!(f, "`{}` is not a {}: {}", self.text, self.what, self.why)
     }
 }
 
@@ -68,13 +68,13 @@ impl FromStr for Percentage {
         let number = number.strip_suffix('%').unwrap_or(number).trim_end();
         let (whole, tenth) = match number.split_once('.') {
             None => (number, "0"),
-            Some((_, tenth)) if tenth.len() != 1 => return Err(bad("give one decimal at most, as in 12.5")),
+            Some((_, tenth)) if tenth.len() != 1 => return Err(bad("write at most one decimal, as in 12.5")),
             Some(parts) => parts,
         };
         // `parse` would accept a sign.
         let digits = |text: &str| !text.is_empty() && text.len() <= 3 && text.bytes().all(|b| b.is_ascii_digit());
         if !digits(whole) || !digits(tenth) {
-            return Err(bad("give a number over 0 and up to 100"));
+            return Err(bad("write a number over 0 and up to 100"));
         }
         let tenths = whole.parse::<u16>().ok().zip(tenth.parse::<u16>().ok()).map(|(whole, tenth)| whole * 10 + tenth);
         tenths.and_then(Self::of_tenths).ok_or_else(|| bad("it must be over 0 and up to 100"))
@@ -108,8 +108,8 @@ pub struct MemoryLimit {
 /// Maximum limit: more than any GPU has, and too small to overflow in the daemon.
 const MOST_MIB: u64 = 16 << 20;
 
-const NONE: &str = "at least 1M is needed; leave it out for no limit";
-const TOO_MUCH: &str = "no GPU has as much; leave it out for no limit";
+const NONE: &str = "write 1M or more, or leave it out for no limit";
+const TOO_MUCH: &str = "no GPU has that much memory; leave it out for no limit";
 
 impl MemoryLimit {
     /// Converts a number of MiB, 1 MiB to 16 TiB.
@@ -134,7 +134,7 @@ impl Serialize for MemoryLimit {
 impl<'de> Deserialize<'de> for MemoryLimit {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let mib = u64::deserialize(from)?;
-        let bad = || D::Error::custom(format!("{mib} MiB is not a memory limit: give 1 to {MOST_MIB}"));
+        let bad = || D::Error::custom(format!("{mib} MiB is not a memory limit: write 1 to {MOST_MIB}"));
         Self::of_mib(mib).ok_or_else(bad)
     }
 }
@@ -159,11 +159,11 @@ impl FromStr for MemoryLimit {
             "M" | "MIB" => 1,
             "G" | "GIB" => 1024,
             "" if !number.is_empty() && number.bytes().all(|digit| digit == b'0') => return Err(bad(NONE)),
-            "" => return Err(bad("say of what: 8G or 8192M")),
-            unit if unit.starts_with('.') => return Err(bad("give whole GiB or MiB: 1536M for 1.5 GiB")),
-            _ => return Err(bad("give whole MiB or GiB, such as 8192M or 8G")),
+            "" => return Err(bad("add the unit: 8G or 8192M")),
+            unit if unit.starts_with('.') => return Err(bad("write whole GiB or MiB: 1536M for 1.5 GiB")),
+            _ => return Err(bad("write whole MiB or GiB, such as 8192M or 8G")),
         };
-        let number: u64 = number.parse().map_err(|_| bad("give whole MiB or GiB, such as 8192M or 8G"))?;
+        let number: u64 = number.parse().map_err(|_| bad("write whole MiB or GiB, such as 8192M or 8G"))?;
         let mib = number.checked_mul(factor).ok_or_else(|| bad(TOO_MUCH))?;
         match Self::of_mib(mib) {
             Some(limit) => Ok(limit),
@@ -223,7 +223,7 @@ impl FromStr for Priority {
         match text.trim() {
             "normal" => Ok(Self::Normal),
             "below-normal" => Ok(Self::BelowNormal),
-            _ => Err(BadValue { text: text.to_owned(), what: "priority", why: "give `normal` or `below-normal`" }),
+            _ => Err(BadValue { text: text.to_owned(), what: "priority", why: "write `normal` or `below-normal`" }),
         }
     }
 }

@@ -35,7 +35,7 @@ fn service(reader: &mut Reader<'_>, text: Text) -> Option<String> {
         return None;
     }
     if name == "gpushd" {
-        let hint = "leave it out: gpushd gives its handles up by itself";
+        let hint = "leave it out: gpushd closes its own handles before a reset";
         reader.report(Problem::new(text.span, "gpushd can't stop itself", hint));
         return None;
     }

@@ -104,13 +104,21 @@ fn server(reader: &mut Reader<'_>, table: &DeTable<'_>, default: &str) -> Option
     let (directory, name) = text.value.rsplit_once('/')?;
     let hint = format!("write the path of {SERVER}, such as \"{default}\"");
     if name != SERVER {
-        let problem = format!("`server` {} has another name than the daemon looks for", Quoted(&text.value));
+        let problem = format!(
+            "`server` {} has the wrong name: the MPS daemon looks for \
+            `{SERVER}`",
+            Quoted(&text.value)
+        );
         reader.report(Problem::new(text.span, problem, hint));
         return None;
     }
     if directory.contains(':') {
-        let problem = format!("`server` {} is in a directory that can't be on a PATH", Quoted(&text.value));
-        reader.report(Problem::new(text.span, problem, "name one without a colon, a link to it will do"));
+        let problem = format!(
+            "`server` {} is in a directory with a colon in its name, which cannot be in \
+            PATH",
+            Quoted(&text.value)
+        );
+        reader.report(Problem::new(text.span, problem, "use a path without a colon, such as a symbolic link"));
         return None;
     }
     Some(text.value)

@@ -25,7 +25,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
         let problem = Problem::new(
             0..0,
             format!("the file has {} bytes", bytes.len()),
-            format!("a config has at most {MOST_BYTES}: is this the right file?"),
+            format!("the limit is {MOST_BYTES} bytes: is this the right file?"),
         );
         return Err(ConfigErrors::new(Document::Config, path, "", vec![problem]));
     }
@@ -71,7 +71,7 @@ fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> 
     } else if is_value && bare.starts_with(|c: char| c.is_alphabetic() || c == '/') && !bare.contains(['"', '\n']) {
         format!("write \"{bare}\" with quotes")
     } else if message.contains("unclosed") || message.contains("invalid basic string") {
-        "close what was opened: each \" and [ needs its counterpart".to_owned()
+        "close the string or list: each \" and [ needs a matching end".to_owned()
     } else {
         "the file is TOML: `key = value` lines under `[table]` headers; https://toml.io has the rules".to_owned()
     };
@@ -253,9 +253,9 @@ fn socket_mode(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<u32> {
     let problem = match u32::from_str_radix(&text.value, 8) {
         Ok(mode) if octal && mode & !0o666 == 0 && mode & 0o600 == 0o600 => return Some(mode),
         Ok(mode) if octal && mode & !0o666 != 0 => {
-            format!("`socket_mode` {} has bits that mean nothing on a socket", Quoted(&text.value))
+            format!("`socket_mode` {} has bits that have no effect on a socket", Quoted(&text.value))
         }
-        Ok(_) if octal => format!("`socket_mode` {} shuts the owner out", Quoted(&text.value)),
+        Ok(_) if octal => format!("`socket_mode` {} denies access to the owner", Quoted(&text.value)),
         Ok(_) | Err(_) => format!("{} is not a file mode", Quoted(&text.value)),
     };
     reader.report(Problem::new(text.span, problem, hint));
@@ -327,7 +327,7 @@ fn named_layout(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>) -> Op
     if layout.is_none() {
         reader.report(Problem::new(
             value.span(),
-            format!("layout `{name}` is just `none`"),
+            format!("layout `{name}` is the same as `none`"),
             "write layout = \"none\" in the rule",
         ));
     }
@@ -359,7 +359,7 @@ pub(super) fn layout_texts(reader: &mut Reader<'_>, key: &str, value: Value<'_, 
                 let written = reader.text.get(span.clone()).unwrap_or_default().to_owned();
                 reader.report(Problem::new(
                     span,
-                    format!("a layout entry is a string, and {} is none", Quoted(&written)),
+                    format!("a layout entry must be a string, but {} is not", Quoted(&written)),
                     format!("write {key} = {example}"),
                 ));
             }

@@ -87,7 +87,7 @@ fn entry(reader: &mut Reader<'_>, item: Value<'_, '_>) -> Option<Allowed> {
     let span = reader.clip(item.span());
     let DeValue::Table(table) = item.get_ref() else {
         let hint = format!("write allow = {EXAMPLE}");
-        reader.report(Problem::new(span, "who is allowed is a table, and this is none", hint));
+        reader.report(Problem::new(span, "an entry of `allow` must be a table", hint));
         return None;
     };
     let before = reader.problems.len();
@@ -99,8 +99,8 @@ fn entry(reader: &mut Reader<'_>, item: Value<'_, '_>) -> Option<Allowed> {
         return None;
     }
     if exe.is_none() && uid.is_none() {
-        let hint = "give it an `exe`, a `uid` or both: { exe = \"/usr/bin/nvtop\", uid = 1000 }";
-        reader.report(Problem::new(span, "this entry allows no process", hint));
+        let hint = "add `exe`, `uid` or both: { exe = \"/usr/bin/nvtop\", uid = 1000 }";
+        reader.report(Problem::new(span, "this entry has neither `exe` nor `uid`, so it allows no process", hint));
         return None;
     }
     Some(Allowed { exe, uid })

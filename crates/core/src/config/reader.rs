@@ -121,7 +121,7 @@ impl<'t> Reader<'t> {
                 .map(|inner| format!("`{} = {{ {name} = … }}`", inner.key()))
                 .collect();
             let hint = if !within.is_empty() {
-                format!("it is written {}", within.join(" or "))
+                format!("its name is written {}", within.join(" or "))
             } else if let Some(meant) = nearest(name, known.clone()) {
                 meant_keys.push(meant.to_owned());
                 format!("did you mean `{meant}`?")
@@ -193,7 +193,7 @@ impl<'t> Reader<'t> {
                 let found = kind(item.get_ref());
                 self.report(Problem::new(
                     self.clip(item.span()),
-                    format!("`{key}` takes {what}, and this is {found}"),
+                    format!("`{key}` takes {what}, not {found}"),
                     format!("write {key} = {example}"),
                 ));
             }
@@ -286,7 +286,7 @@ impl<'t> Reader<'t> {
         match text.parse() {
             Ok(value) => Some(value),
             Err(error) => {
-                let message = format!("{} is no {}", Quoted(&error.text), error.what);
+                let message = format!("{} is not a {}", Quoted(&error.text), error.what);
                 self.report(Problem::new(self.clip(span), message, error.why));
                 None
             }
@@ -310,7 +310,7 @@ impl<'t> Reader<'t> {
                     let found = kind(item.get_ref());
                     self.report(Problem::new(
                         self.clip(item.span()),
-                        format!("`{key}` takes {what}, and this is {found}"),
+                        format!("`{key}` takes {what}, not {found}"),
                         format!("write {key} = {example}"),
                     ));
                 }

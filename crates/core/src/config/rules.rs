@@ -57,7 +57,7 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
         let span = key_span(top, "gpu").unwrap_or_else(|| reader.clip(value.span()));
         reader.report(Problem::new(
             span,
-            "`gpu` is a list of rules, and this is none",
+            "`gpu` must be a list of rules",
             "write [[gpu]] with two brackets above each rule",
         ));
         return Vec::new();
@@ -69,7 +69,7 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
         let DeValue::Table(table) = item.get_ref() else {
             reader.report(Problem::new(
                 reader.clip(item.span()),
-                "a rule is a table, and this is none",
+                "a rule must be a table",
                 "write [[gpu]] above each rule",
             ));
             continue;
@@ -123,7 +123,7 @@ fn matches(
         reader.report(Problem::new(
             header.clone(),
             "this rule has no `match`",
-            "write match = [\"all\"], or which GPUs are meant: [\"0-3\"], [\"*A100*\"]",
+            "write match = [\"all\"], or select GPUs: match = [\"0-3\"], match = [\"*A100*\"]",
         ));
         return None;
     }
@@ -193,7 +193,7 @@ fn mode(reader: &mut Reader<'_>, table: &DeTable<'_>, header: &Range<usize>, mea
         Some((name, None)) => {
             reader.report(Problem::new(
                 text.span,
-                format!("mode `{name}` is not built yet"),
+                format!("mode `{name}` is not supported yet"),
                 format!("use one of: {}; \"unmanaged\" leaves the GPUs as they are", built.join(", ")),
             ));
             None
@@ -227,7 +227,7 @@ fn layout(
         let span = key_span(table, "layout").unwrap_or_else(|| value.span());
         reader.report(Problem::new(
             span,
-            format!("`layout` means nothing in mode `{}`", mode_name(other)),
+            format!("`layout` has no effect in mode `{}`", mode_name(other)),
             "write mode = \"mig\", or leave the layout out",
         ));
     }
@@ -239,7 +239,7 @@ fn layout(
             // For a list of one name, the hint can say what was meant.
             [only] if is_name(&only.value) && reserved(&only.value).is_none() => {
                 let hint = format!("write layout = \"{}\" without brackets to use a layout of [layouts]", only.value);
-                let what = format!("{} is a name, and a list holds entries", Quoted(&only.value));
+                let what = format!("{} is the name of a layout, but a list takes entries only", Quoted(&only.value));
                 reader.report(Problem::new(only.span.clone(), what, hint));
                 None
             }
@@ -293,14 +293,14 @@ fn never_matching(reader: &mut Reader<'_>, claims: &[Claim]) {
             let message = format!("rule {} can never match: {which} claims every GPU", claim.rule + 1);
             Problem::new(claim.span.clone(), message, "the first match wins: put the rule for all GPUs last")
         } else if earlier.selector == claim.selector {
-            let message = format!("`{}` is claimed twice: {which} already has it", claim.selector);
+            let message = format!("`{}` is claimed twice: {which} already claims it", claim.selector);
             Problem::new(claim.span.clone(), message, "the first match wins: keep one of the two")
         } else {
-            let message = format!("`{}` can never match: {which} already has it", claim.selector);
+            let message = format!("`{}` can never match: {which} already claims it", claim.selector);
             Problem::new(
                 claim.span.clone(),
                 message,
-                "the first match wins: put the narrower one first, or leave it out",
+                "the first match wins: put the more specific rule first, or leave it out",
             )
         };
         reader.report(problem.also(earlier.span.clone(), format!("claimed by `{}`", earlier.selector)));

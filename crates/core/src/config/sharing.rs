@@ -31,7 +31,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
         // The error in the mode is already reported. The rest of the rule is still checked.
         None => Mode::Mps,
         Some(other @ (Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice)) => {
-            let problem = format!("`mps` means nothing in mode `{}`", mode_name(other));
+            let problem = format!("`mps` has no effect in mode `{}`", mode_name(other));
             let hint = "write mode = \"mps\", or mode = \"mig\" with entries such as \"2g.20gb:mps\", or leave it out";
             reader.report_at(rule, "mps", problem, hint);
             return None;
@@ -51,7 +51,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
             .unwrap_or(default.settings.priority),
     };
     if mode == Mode::Mig && get(table, "compute_mode").is_some() {
-        let problem = "`compute_mode` means nothing in mode `mig`: a GPU that is cut has none";
+        let problem = "`compute_mode` has no effect in mode `mig`";
         reader.report_at(table, "compute_mode", problem, "leave it out");
         return None;
     }

@@ -27,7 +27,7 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
         // The error in the mode is already reported. The rest of the rule is still checked.
         Some(Mode::Timeslice) | None => {}
         Some(other @ (Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps)) => {
-            let problem = format!("`timeslice` means nothing in mode `{}`", mode_name(other));
+            let problem = format!("`timeslice` has no effect in mode `{}`", mode_name(other));
             reader.report_at(rule, "timeslice", problem, "write mode = \"timeslice\", or leave it out");
             return None;
         }

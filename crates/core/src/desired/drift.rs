@@ -32,7 +32,7 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
                 | GpuState::Changing
                 | GpuState::Held
                 | GpuState::Maintenance => {
-                    vec![format!("{} has no MIG, but its rule has mode `mig`", gpu.name)]
+                    vec![format!("{} does not support MIG, but its rule has mode `mig`", gpu.name)]
                 }
                 // The GPU cannot be read, so its instances are unknown.
                 GpuState::Unknown | GpuState::Lost => Vec::new(),
@@ -80,13 +80,13 @@ fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
         return drift;
     }
     if mig.profiles.is_empty() {
-        drift.push(format!("its MIG profiles are not known, so it can't be compared with the layout {layout}"));
+        drift.push(format!("cannot compare it with the layout {layout}: its MIG profiles are not known"));
         return drift;
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     match Target::resolve(&geometry, layout) {
         Ok(target) => drift.extend(instances(&mig.instances, &target)),
-        Err(_) => drift.push(format!("the layout {layout} can't be on this GPU")),
+        Err(_) => drift.push(format!("the layout {layout} does not fit this GPU")),
     }
     drift
 }

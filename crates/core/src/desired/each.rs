@@ -27,13 +27,13 @@ enum Want {
 pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[GpuLayout]) -> Result<Plans, ApiError> {
     let bad = |message: String, hint: &str| Err(ApiError::new(Code::BadRequest, message).hint(hint));
     if !selectors.is_empty() {
-        return bad("GPUs are chosen twice: by `gpus` and with their layouts".to_owned(), "leave `gpus` empty");
+        return bad("the request names GPUs twice: in `gpus` and with their layouts".to_owned(), "leave `gpus` empty");
     }
     if each.is_empty() {
-        return bad("no GPU is named".to_owned(), "name each GPU with its layout");
+        return bad("the request names no GPU".to_owned(), "name each GPU with its layout");
     }
     if each.len() > gpus.len() {
-        let message = format!("{} GPUs are named, there are {}", each.len(), gpus.len());
+        let message = format!("the request names {} GPUs, but the host has {}", each.len(), gpus.len());
         return bad(message, "name each GPU once, by its UUID");
     }
     let mut wanted: Vec<(usize, Want)> = Vec::new();

@@ -72,7 +72,7 @@ fn not_to_be_destroyed(
 ) -> Option<String> {
     let on_gpu = assignment.destroys.iter().filter(|(index, _)| *index == gpu.index);
     let unfit = |(_, id): &(u32, u32)| match instances.iter().find(|instance| instance.id == *id) {
-        None => Some(format!("GPU instance {id} is gone")),
+        None => Some(format!("GPU instance {id} does not exist any more")),
         Some(instance) if !created.contains(&instance.placement) => {
             let (profile, start) = (&instance.profile, instance.placement.start);
             Some(format!("another program created {profile}@{start} (GPU instance {id})"))

@@ -169,7 +169,7 @@ pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
         }
         findings.extend(at_odds(rule).map(|finding| format!("{label}: {finding}")));
         if silent < rule.matches.len() && !claimed.contains(&Some(position)) {
-            findings.push(format!("{label} claims no GPU: earlier rules have all that it matches"));
+            findings.push(format!("{label} claims no GPU: earlier rules claim all GPUs that it matches"));
         }
     }
     findings.extend(quota_selectors(config, gpus));

@@ -148,11 +148,15 @@ fn not_to_be_reset(gpu: &Gpu) -> Option<String> {
     } else if let Some(lease) = gpu.leases.first() {
         format!("is leased: {lease}")
     } else if !gpu.processes_known {
-        "may be in use: the driver does not tell".to_owned()
+        "may be in use: the driver does not list its processes".to_owned()
     } else if instances > 0 {
         format!("has {instances} GPU instances, which a reset destroys")
     } else if let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.reset_pending) {
-        format!("has MIG mode {} pending, which a reset puts into force", if mig.pending_mode() { "on" } else { "off" })
+        format!(
+            "has a pending MIG mode ({}), which takes effect with a \
+            reset",
+            if mig.pending_mode() { "on" } else { "off" }
+        )
     } else {
         return None;
     };

@@ -160,7 +160,10 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
         return Ok(whole);
     }
     if gpus.is_empty() {
-        return Err(ApiError::new(Code::NotFound, "this host shows no GPU").hint("`gpushctl status` says why"));
+        return Err(ApiError::new(Code::NotFound, "the driver shows no GPU on this host").hint(
+            "`gpushctl status` \
+            says why",
+        ));
     }
     let to_be_whole = |at: &usize| match wishes[*at].mode {
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && is_cut(*at),
@@ -186,7 +189,7 @@ fn configured(gpu: &Gpu, wish: &Wish, own: bool, others: Option<&str>) -> Result
     }
     if wish.has_rule_layout() {
         let message = format!("the layout of the override on {} is not known to this gpushd", label(gpu));
-        let clear = format!("`gpushctl config overrides clear {}` ends it", gpu.index);
+        let clear = format!("`gpushctl config overrides clear {}` (administrator) ends it", gpu.index);
         return Err(ApiError::new(Code::Unsupported, message).hint(clear));
     }
     claimed_otherwise(gpu, wish, others)?;
@@ -231,22 +234,27 @@ pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
         GpuState::Cordoned => refuse(
             Code::Conflict,
             "is cordoned, so a request for all GPUs does not change it",
-            &format!("name it (--gpu {0}) if it is meant, or leave it out; or `gpushctl gpu uncordon {0}`", gpu.index),
+            &format!(
+                "add `--gpu {0}` to include it, or end the cordon with `gpushctl gpu uncordon {0}` \
+                (administrator)",
+                gpu.index
+            ),
         ),
         GpuState::Degraded => refuse(
             Code::Conflict,
             "is degraded: a change failed, and so did its rollback",
-            &format!("check it with `gpushctl gpu show {0}`, then `gpushctl apply {0}`", gpu.index),
+            &format!("check it with `gpushctl gpu show {0}`, then `gpushctl apply {0}` (administrator)", gpu.index),
         ),
         GpuState::Held => refuse(
             Code::Conflict,
             "is held: gpushd lost its records of who uses it",
-            "check that no user needs its current instances, then `gpushctl recover`; a reboot releases it too",
+            "check that no user needs its current instances, then release it with `gpushctl recover` \
+            (administrator) or a reboot",
         ),
         GpuState::Maintenance => refuse(
             Code::Conflict,
             "is in maintenance, so nothing is planned on it",
-            "`gpushctl maintenance leave` ends it",
+            "`gpushctl maintenance leave` ends it (administrator)",
         ),
         GpuState::Unknown => refuse(
             Code::DriverTimeout,
@@ -354,6 +362,6 @@ pub(super) fn users_unknown(gpu: &Gpu, changes_mode: bool, steps: &[InstanceStep
         let cause = reason.strip_prefix(USERS_UNKNOWN)?;
         Some(cause.trim_start_matches([':', ' ']).to_owned())
     }));
-    let show = format!("ask again when the driver tells who uses it: `nvidia-smi -q -d PIDS -i {}`", gpu.uuid);
+    let show = format!("try again when the driver lists its processes: `nvidia-smi -q -d PIDS -i {}`", gpu.uuid);
     Some(error.hint(show).retryable())
 }

@@ -215,7 +215,7 @@ mode = "unmanaged"
             "rule 2: `*h100*` matches no GPU of this host",
             "rule 2: `9` matches no GPU of this host",
             "rule 2: `GPU-00000000` is the beginning of several UUIDs and claims none",
-            "rule 2 claims no GPU: earlier rules have all that it matches",
+            "rule 2 claims no GPU: earlier rules claim all GPUs that it matches",
         ]
     );
     assert!(findings(&Config::default(), &host()).is_empty());

@@ -49,12 +49,12 @@ pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<Str
 pub(super) fn of_another_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> String {
     let other = others.map_or_else(String::new, |others| format!("choose from: {others}"));
     if gpu.mig.is_none() {
-        return if other.is_empty() { no_mig_here().to_owned() } else { format!("it has no MIG; {other}") };
+        return if other.is_empty() { no_mig_here().to_owned() } else { format!("it does not support MIG; {other}") };
     }
     let or = if other.is_empty() { String::new() } else { format!("{other}; or ") };
     let (index, entries) = (gpu.index, example(gpu).unwrap_or("none"));
     format!(
-        "{or}take it out of {0} of the config and add a rule (match = [\"{index}\"], mode = \"mig\", layout = \
+        "{or}remove it from {0} of the config and add a rule (match = [\"{index}\"], mode = \"mig\", layout = \
          [\"{entries}\"]) before {0}, {RELOAD}",
         rule(label)
     )
@@ -66,7 +66,7 @@ pub(super) fn without_mig(wish: &Wish, others: Option<&str>) -> String {
     match (&wish.rule, other) {
         (Some(label), other) if wish.mode == Mode::Mig => {
             let or = other.map_or_else(String::new, |other| format!("{other}; or "));
-            format!("{or}take it out of {} of the config, {RELOAD}", rule(label))
+            format!("{or}remove it from {} of the config, {RELOAD}", rule(label))
         }
         (_, Some(other)) => other,
         (_, None) => no_mig_here().to_owned(),
@@ -74,7 +74,7 @@ pub(super) fn without_mig(wish: &Wish, others: Option<&str>) -> String {
 }
 
 fn no_mig_here() -> &'static str {
-    "no other GPU of this host can be cut either: `gpushctl gpu list`"
+    "no other GPU of this host can have MIG instances either: `gpushctl gpu list`"
 }
 
 /// Returns the hint for a GPU that no rule claims and that was named without a layout.
@@ -91,11 +91,12 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
 /// request has a layout.
 pub(super) fn without_claim(gpus: &[Gpu], wishes: &[Wish], layout: bool) -> String {
     let Some(others) = others(gpus, wishes, false) else {
-        return "none of them can be cut: `gpushctl gpu list` shows their modes, `gpushctl config show` the rules"
+        return "no GPU of this host can have MIG instances: `gpushctl gpu list` shows their modes, `gpushctl config \
+            show` the rules"
             .to_owned();
     };
     if layout {
-        return format!("name GPUs, out of: {others}");
+        return format!("name GPUs: {others}");
     }
     let free = |wish: &Wish| wish.rule.is_none();
     let first = gpus.iter().zip(wishes).find(|(gpu, wish)| gpu.mig.is_some() && free(wish)).map(|(gpu, _)| gpu);
@@ -104,7 +105,8 @@ pub(super) fn without_claim(gpus: &[Gpu], wishes: &[Wish], layout: bool) -> Stri
     };
     let index = gpu.index;
     format!(
-        "name GPU and layout: `gpushctl mig apply --gpu {index} --layout {entries}`; or add a rule to the config \
+        "name GPU and layout: `gpushctl mig apply --gpu {index} --layout {entries}` (administrator); or add a rule \
+        to the config \
          ([[gpu]] match = [\"{index}\"] mode = \"mig\" layout = [\"{entries}\"]), {RELOAD}"
     )
 }

@@ -118,7 +118,7 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
 }
 
 /// The hint for a layout that is larger than any GPU.
-const FEWER: &str = "no GPU has room for so many: write the layout of one GPU; it is applied to each GPU that you name";
+const FEWER: &str = "no GPU has room for so many: write the layout of one GPU; each GPU that you name gets it";
 
 /// The text of one entry, within a text of the list.
 struct Piece<'a> {
@@ -205,7 +205,7 @@ impl Piece<'_> {
 fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
     let content = piece.content();
     if content.is_empty() {
-        return Err(piece.error(piece.span.clone(), "an entry is empty", "remove the comma that is too many"));
+        return Err(piece.error(piece.span.clone(), "an entry is empty", "remove the extra comma"));
     }
     let body = content.find(['@', '*', ':']).unwrap_or(content.len());
     let (compute_slices, profile) = profile(piece, &content[..body])?;
@@ -220,7 +220,15 @@ fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
         let span = piece.at(at, to);
         let twice = |what: &str| piece.error(span.clone(), format!("{what} is given twice"), "give it once");
         if entry.share.is_some() {
-            return Err(piece.error(span, format!("{} comes after the share", Quoted(&content[at..to])), SHAPE));
+            return Err(piece.error(
+                span,
+                format!(
+                    "{} comes after the suffix \
+                `:mps`",
+                    Quoted(&content[at..to])
+                ),
+                SHAPE,
+            ));
         }
         match mark {
             '@' if entry.start.is_some() => return Err(twice("the start")),
@@ -238,7 +246,7 @@ fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
         Some(start) if entry.count > 1 && !is_shared(&entry) => Err(piece.error(
             piece.span.clone(),
             format!("{} instances can't all start at slice {start}", entry.count),
-            format!("give each its own start, or none: {}", Entry { start: None, ..entry }),
+            format!("give each a start of its own, or leave it out: {}", Entry { start: None, ..entry }),
         )),
         Some(_) | None => Ok(entry),
     }
@@ -364,7 +372,7 @@ fn start(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, Layou
         Ok(start) if digits(value) => Ok(start),
         Ok(_) | Err(_) => Err(piece.error(
             span.clone(),
-            format!("{} is not a start: it takes the number of a memory slice", Quoted(piece.slice(&span))),
+            format!("{} is not a start: `@` takes the number of a memory slice", Quoted(piece.slice(&span))),
             "such as 1g.10gb@4; `gpushctl mig profiles` lists where each profile may start",
         )),
     }
@@ -390,8 +398,8 @@ fn share(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<Share, La
     } else {
         Err(piece.error(
             span.clone(),
-            format!("{} is not a way to share a MIG device", Quoted(piece.slice(&span))),
-            "the only share is `:mps`",
+            format!("{} is not a suffix of a layout entry", Quoted(piece.slice(&span))),
+            "the only suffix is `:mps`",
         ))
     }
 }

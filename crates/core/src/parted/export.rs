@@ -50,7 +50,7 @@ pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Resul
         }
     }
     if !gpus.iter().any(|gpu| gpu.mig.is_some() && chosen(gpu)) {
-        let error = ApiError::new(Code::NotFound, "no GPU with MIG can be written down");
+        let error = ApiError::new(Code::NotFound, "no GPU with MIG can be exported");
         let error = remarks.into_iter().fold(error, ApiError::cause);
         return Err(error.cause(inventory(gpus)).hint("`gpushctl status` shows what there is"));
     }
@@ -104,7 +104,7 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
     let Some(mig) = &gpu.mig else { return Some(State::Off) };
     if mig.reset_pending {
         let to = if mig.pending_mode() { "on" } else { "off" };
-        remarks.push(format!("{who}: MIG mode goes {to} with the next reset, which the file does not say"));
+        remarks.push(format!("{who}: the next reset switches MIG mode {to}; the file does not say that"));
     }
     if !mig.enabled {
         return Some(State::Off);
@@ -128,8 +128,8 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
         && !says_all(mig, &counts)
     {
         remarks.push(format!(
-            "{who}: its compute instances are spread over GPU instances in a way that counts don't say; what it holds \
-             differs from this file"
+            "{who}: the file has only counts, not which GPU instance has which compute instances; the layout of the \
+            GPU differs from this file"
         ));
     }
     Some(State::On(counts))

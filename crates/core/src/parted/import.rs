@@ -45,7 +45,7 @@ pub fn import(file: &File, label: Option<&Label>) -> Imported {
         Some(label) => rules(&mut text, file, label, &mut remarks),
         None => {
             layouts(&mut text, file, &mut remarks);
-            remarks.push("rules are made of one label: name it with -c to have them".to_owned());
+            remarks.push("rules come from one label: select it with -c LABEL".to_owned());
         }
     }
     Imported { text, remarks }
@@ -83,13 +83,13 @@ fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
     }
     if !without.is_empty() {
         remarks.push(format!(
-            "no layout is made of {}: no instance is wanted; -c makes rules of it, and `gpushctl mig apply {NONE}` \
-             takes instances away",
+            "{} is not imported as a layout: it has no instances; -c imports it as rules, and `gpushctl mig apply \
+            {NONE}` (administrator) removes instances",
             without.join(", ")
         ));
     }
     if !in_part.is_empty() {
-        remarks.push(format!("some groups of {} want no instance, and are left out", in_part.join(", ")));
+        remarks.push(format!("groups of {} without instances are left out", in_part.join(", ")));
     }
 }
 
@@ -137,7 +137,7 @@ struct Claimed {
 fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String>) {
     let mut claimed = Claimed::default();
     if label.groups.iter().any(|group| group.want == Want::Off) {
-        remarks.push("mode exclusive shows MIG mode as drift, and does not switch it off".to_owned());
+        remarks.push("mode exclusive reports enabled MIG mode as drift, and does not disable it".to_owned());
     }
     // In the file, the last group that names a GPU counts. In the config, the first rule that matches it counts.
     let mut rules = Vec::new();
@@ -180,7 +180,7 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
 /// rules match all its GPUs.
 fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Vec<String>) -> Vec<String> {
     if claimed.all {
-        remarks.push(format!("{place}: a later group is for every GPU"));
+        remarks.push(format!("{place}: a later group selects every GPU"));
         return Vec::new();
     }
     match &group.devices {
@@ -190,7 +190,7 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
             }
             let fresh: Vec<u32> = indexes.iter().copied().filter(|index| claimed.indexes.insert(*index)).collect();
             if fresh.len() < indexes.len() {
-                remarks.push(format!("{place}: later groups have some of these indexes"));
+                remarks.push(format!("{place}: later groups select some of these GPUs too"));
             }
             ranges(&fresh)
         }
@@ -198,8 +198,8 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
             claimed.all = true;
             if group.want != Want::Off {
                 remarks.push(format!(
-                    "{place}: the rule for all GPUs is refused on GPUs without MIG: where the host has some, put a rule \
-                     for them before it, such as match = [\"NVIDIA L4\"], mode = \"unmanaged\""
+                    "{place}: the rule for all GPUs fails on GPUs without MIG: if the host has some, put a rule for \
+                    them before it, such as match = [\"NVIDIA L4\"], mode = \"unmanaged\""
                 ));
             }
             vec!["all".to_owned()]
@@ -208,14 +208,14 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
             let mut selectors = Vec::new();
             for id in &group.filter {
                 if id.subsystem.is_some() {
-                    remarks.push(format!("{place}: {id}: a rule does not tell boards apart by their subsystem"));
+                    remarks.push(format!("{place}: {id}: a rule cannot select boards by their subsystem id"));
                 }
                 match product(*id) {
                     Some(product) if claimed.products.insert(product.to_lowercase()) => selectors.push(product),
-                    Some(product) => remarks.push(format!("{place}: {id}: a rule has {product} already")),
+                    Some(product) => remarks.push(format!("{place}: {id}: a rule already selects {product}")),
                     None => remarks.push(format!(
-                        "{place}: {id} is a part that this build does not know: write its product name, as \
-                         `gpushctl gpu list` shows it, into a rule"
+                        "{place}: {id} is not known to this version: write a rule with its product name, which \
+                        `gpushctl gpu list` shows"
                     )),
                 }
             }

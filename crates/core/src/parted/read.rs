@@ -38,7 +38,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), F
     let labels = match yaml::document(text) {
         Ok(Some(root)) => reader.top(&root),
         Ok(None) => {
-            reader.report(&(0..0), "the file is empty", "it begins with `version: v1`, then `mig-configs:`");
+            reader.report(&(0..0), "the file is empty", "write `version: v1` first, then `mig-configs:`");
             Vec::new()
         }
         Err(wrong) => {
@@ -101,7 +101,7 @@ impl Reader<'_> {
             }
             let hint = match nearest(name, known.iter().copied()) {
                 _ if matches!(name, "apiVersion" | "kind" | "metadata" | "data") => {
-                    "this is a Kubernetes object: give the file that it holds, such as `config.yaml` of its `data`"
+                    "this is a Kubernetes object: extract the file in it, such as `config.yaml` of its `data`"
                         .to_owned()
                 }
                 Some(meant) => {
@@ -117,8 +117,8 @@ impl Reader<'_> {
 
     fn top(&mut self, root: &Node) -> Vec<Label> {
         let Kind::Map(entries) = &root.kind else {
-            let what = format!("the file is {}, and a mig-parted file is a mapping", root.what());
-            self.report(&root.span, what, "it begins with `version: v1`, then `mig-configs:`");
+            let what = format!("the file is {}, but a mig-parted file is a mapping", root.what());
+            self.report(&root.span, what, "write `version: v1` first, then `mig-configs:`");
             return Vec::new();
         };
         let meant = self.strangers(entries, &TOP, "at the top of the file");
@@ -132,7 +132,7 @@ impl Reader<'_> {
                 self.report(&node.span, what, "write version: v1");
             }
             None if meant.contains(&"version") => {}
-            None => self.report(&root.span, "the file does not say its version", "write version: v1 at its top"),
+            None => self.report(&root.span, "the file has no `version`", "write version: v1 at its top"),
         }
         match get(entries, "mig-configs") {
             Some(node) => self.labels(node),
@@ -149,7 +149,7 @@ impl Reader<'_> {
         let entries = match &node.kind {
             Kind::Map(entries) if !entries.is_empty() => entries,
             Kind::Map(_) | Kind::List(_) | Kind::Scalar { .. } => {
-                let what = format!("`mig-configs` takes labels, and this is {}", node.what());
+                let what = format!("`mig-configs` takes labels, not {}", node.what());
                 let what =
                     if matches!(node.kind, Kind::Map(_)) { "`mig-configs` has no label".to_owned() } else { what };
                 self.report(&node.span, what, "write a name with a colon, and its groups below it");
@@ -202,7 +202,7 @@ impl Reader<'_> {
             return None;
         }
         let Kind::Map(entries) = &node.kind else {
-            let what = format!("a group is a mapping, and this is {}", node.what());
+            let what = format!("a group is a mapping, not {}", node.what());
             self.report(&node.span, what, format!("its keys are: {}", GROUP.join(", ")));
             return None;
         };

@@ -44,8 +44,11 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
         let silent: Vec<String> =
             chosen.iter().filter(|at| wants[**at].is_none()).map(|at| gpus[*at].index.to_string()).collect();
         if !silent.is_empty() {
-            let message = format!("label {} says nothing about GPU {}", Quoted(&label.name), silent.join(", "));
-            return Err(ApiError::new(Code::NotFound, message).hint("leave it out of --gpu, or give it a group"));
+            let message = format!("label {} has no group for GPU {}", Quoted(&label.name), silent.join(", "));
+            return Err(ApiError::new(Code::NotFound, message).hint(
+                "leave it out of --gpu, or add a group for it to \
+                the file",
+            ));
         }
     }
     let meant = |at: &usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(at));
@@ -56,7 +59,7 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
     if let Some(at) = left_out.first()
         && wants.iter().all(Option::is_none)
     {
-        let message = format!("label {} configures no GPU: no GPU that it selects has MIG", Quoted(&label.name));
+        let message = format!("label {} configures no GPU: no GPU that it selects supports MIG", Quoted(&label.name));
         return Err(ApiError::new(Code::Unsupported, message)
             .cause(inventory(gpus))
             .hint(format!("`gpushctl gpu show {}` shows what the GPU can do", gpus[*at].index)));
@@ -75,7 +78,7 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
         .collect();
     if layouts.is_empty() {
         let mut error =
-            ApiError::new(Code::NotFound, format!("label {} is for no GPU of this host", Quoted(&label.name)));
+            ApiError::new(Code::NotFound, format!("label {} selects no GPU of this host", Quoted(&label.name)));
         for group in label.groups.iter().take(8) {
             let ids: Vec<String> = group.filter.iter().map(ToString::to_string).collect();
             error = error.cause(format!("{}: only for {}", place(group), ids.join(", ")));
@@ -85,9 +88,15 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
         distinct.dedup();
         return Err(error
             .cause(format!("{} ({})", inventory(gpus), distinct.join(", ")))
-            .hint("choose a label for these parts, or add a group with their id"));
+            .hint("choose a label for these GPUs, or add a group with their PCI id"));
     }
-    let remark = |at: &usize| format!("GPU {} ({}) is left out: it has no MIG", gpus[*at].index, gpus[*at].name);
+    let remark = |at: &usize| {
+        format!(
+            "GPU {} ({}) is left out: it does not support \
+        MIG",
+            gpus[*at].index, gpus[*at].name
+        )
+    };
     Ok(Resolved { layouts, remarks: left_out.iter().map(remark).collect() })
 }
 
@@ -118,8 +127,8 @@ fn of_the_parts(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize>, 
         } else if answers.contains(&None) {
             let message = format!("the PCI ids of GPU {} ({}) are not known", gpu.index, gpu.uuid);
             return Err(ApiError::new(Code::BadRequest, message)
-                .cause(format!("{place}: this device-filter can't be judged without them"))
-                .hint("save the host again with this gpushctl: `gpushctl gpu list --json > FILE`"));
+                .cause(format!("{place}: this device-filter needs them"))
+                .hint("save the host again with this version: `gpushctl gpu list --json > FILE`"));
         }
     }
     Ok(through)
@@ -139,7 +148,7 @@ fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result
         let message = format!("{place}: there is no GPU {} on this host", absent.join(", "));
         return Err(ApiError::new(Code::NotFound, message)
             .cause(inventory(gpus))
-            .hint("a GPU may have fallen off the bus (`gpushctl status`); or mend `devices` in the file"));
+            .hint("a GPU may have fallen off the bus (`gpushctl status`); or correct `devices` in the file"));
     }
     // The driver numbers only the remaining GPUs. So from the lost GPU on, it is uncertain which GPU an index in the
     // file means.
@@ -147,7 +156,11 @@ fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result
     if let Some(lost) = lost
         && let Some(unsure) = indexes.iter().find(|index| **index >= lost.index)
     {
-        let message = format!("{place}: which GPU index {unsure} means is not sure while GPU {} is lost", lost.index);
+        let message = format!(
+            "{place}: it is uncertain which GPU has index {unsure} while GPU {} is \
+            lost",
+            lost.index
+        );
         return Err(ApiError::new(Code::GpuLost, message)
             .cause(format!("GPU {} ({}) has fallen off the bus; the driver may renumber the GPUs after it", lost.index, lost.uuid))
             .hint("reset it or reboot the host; meanwhile name GPUs by UUID: gpushctl mig apply --gpu UUID --layout ENTRIES"));

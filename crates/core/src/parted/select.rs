@@ -17,8 +17,8 @@ impl File {
         match (name, self.labels.as_slice()) {
             (None, [only]) => Ok(only),
             (None, _) => {
-                let message = format!("{} has {} labels, and none is named", self.path, self.labels.len());
-                Err(ApiError::new(Code::BadRequest, message).cause(self.there_are(&[])).hint("name one: -c LABEL"))
+                let message = format!("{} has {} labels, and none is selected", self.path, self.labels.len());
+                Err(ApiError::new(Code::BadRequest, message).cause(self.there_are(&[])).hint("select one: -c LABEL"))
             }
             (Some(name), labels) => labels.iter().find(|label| label.name == name).ok_or_else(|| self.missing(name)),
         }
@@ -31,7 +31,7 @@ impl File {
             .cause(self.there_are(&near));
         match near.first() {
             Some(meant) => error.hint(format!("did you mean `{meant}`?")),
-            None => error.hint("name one of these: -c LABEL"),
+            None => error.hint("select one of these: -c LABEL"),
         }
     }
 

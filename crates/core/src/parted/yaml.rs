@@ -99,14 +99,14 @@ pub(super) fn document(text: &str) -> Result<Option<Rc<Node>>, Wrong> {
         let done = match event {
             Event::DocumentStart(_) if root.is_some() => {
                 let what = "a second document begins here";
-                return Err(Wrong::at(place(&span), what, "keep one document: labels stand side by side in it"));
+                return Err(Wrong::at(place(&span), what, "keep one document: it can have several labels"));
             }
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) | Event::DocumentEnd => {
                 continue;
             }
             Event::Alias(anchor) => match builder.anchors.get(&anchor) {
                 Some(node) => builder.put(Rc::clone(node), 0),
-                None => return Err(Wrong::at(place(&span), "this alias is within its own anchor", "write it out")),
+                None => return Err(Wrong::at(place(&span), "this alias is inside its own anchor", "write it out")),
             },
             Event::Scalar(text, style, anchor, tag) => {
                 let string = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "str");
@@ -196,7 +196,7 @@ impl Builder {
                 };
                 self.merged += more.len();
                 if self.merged > MOST_MERGED {
-                    return Err(Wrong::at(merge.span.clone(), "`<<` copies too much", "write it out"));
+                    return Err(Wrong::at(merge.span.clone(), "`<<` makes the file too large", "write it out"));
                 }
                 for (key, value) in more {
                     if known.insert(key.text().unwrap_or_default().to_owned()) {

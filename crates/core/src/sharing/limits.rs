@@ -24,7 +24,7 @@ pub fn most_clients(wanted: u32, slices: u8, of: u8) -> u32 {
 pub fn fits(settings: &MpsSettings, memory_mib: u64, label: &str) -> Result<(), ApiError> {
     match over(settings, memory_mib) {
         Some(limit) => Err(ApiError::new(Code::BadRequest, sentence(limit, label, memory_mib))
-            .hint(format!("give at most {memory_mib}M, or leave it out for no limit"))),
+            .hint(format!("use at most {memory_mib}M, or leave it out for no limit"))),
         None => Ok(()),
     }
 }
@@ -70,7 +70,7 @@ pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
                 let told = level.filter(|_| !takes_levels(gpu.architecture));
                 let what = |level| {
                     format!(
-                        "{}: {} is older than Turing and takes no time-slice level, such as {level}",
+                        "{}: {} is older than Turing and does not support time-slice levels such as {level}",
                         label(gpu.index, None),
                         gpu.name
                     )

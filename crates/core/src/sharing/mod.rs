@@ -224,7 +224,7 @@ fn start(gpu: &Gpu) -> Start {
         GpuState::Maintenance => Start::OnlyWhatWas("the GPU is in maintenance, so no MPS daemon is started on it"),
         GpuState::Held => Start::OnlyWhatWas("the GPU is held, so no MPS daemon is started on it"),
         GpuState::Degraded => Start::OnlyWhatWas("the GPU is degraded, so no MPS daemon is started on it"),
-        GpuState::Changing => Start::OnlyWhatWas("the GPU is being changed, its MPS daemon starts after that"),
+        GpuState::Changing => Start::OnlyWhatWas("the GPU is being changed; its MPS daemon starts afterwards"),
         GpuState::Ready | GpuState::Cordoned if gpu.stale => {
             Start::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it")
         }
@@ -247,9 +247,7 @@ fn is_seen(gpu: &Gpu) -> bool {
 #[must_use]
 pub fn too_old(gpu: &Gpu) -> Option<String> {
     match gpu.architecture {
-        Architecture::Legacy => {
-            Some(format!("{} is older than Volta, from which on MPS can limit what clients take", gpu.name))
-        }
+        Architecture::Legacy => Some(format!("{} is older than Volta, so MPS cannot limit its clients", gpu.name)),
         Architecture::Volta
         | Architecture::Turing
         | Architecture::Ampere

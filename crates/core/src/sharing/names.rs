@@ -51,15 +51,17 @@ pub fn name_of(daemon: &MpsDaemon) -> String {
 pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
     let typed = text.trim();
     if typed.is_empty() {
-        return Err(
-            ApiError::new(Code::BadRequest, "no MPS target is named").hint("name one: `gpushctl mps list` shows them")
-        );
+        return Err(ApiError::new(Code::BadRequest, "the command names no MPS target").hint(
+            "name one: `gpushctl mps list` \
+                shows them",
+        ));
     }
     if daemons.is_empty() {
         let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)));
-        return Err(error
-            .cause("nothing is shared through MPS on this host")
-            .hint("`gpushctl config show` has the rules; one with mode = \"mps\", or a layout entry such as 2g.20gb:mps, shares"));
+        return Err(error.cause("nothing is shared through MPS on this host").hint(
+            "see the rules with `gpushctl config show`; a rule with mode = \"mps\", or a layout entry such as \
+                2g.20gb:mps, shares a GPU through MPS",
+        ));
     }
     let is = |name: &str| name.eq_ignore_ascii_case(typed);
     if let Some(at) = daemons.iter().position(|daemon| is(&daemon.target) || is(&name_of(daemon)) || is(&daemon.uuid)) {
@@ -72,7 +74,7 @@ pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
         several => {
             let error = ApiError::new(Code::BadRequest, format!("{} is the beginning of several UUIDs", Quoted(typed)));
             let named: Vec<String> = several.iter().map(|at| listed(&daemons[*at])).collect();
-            Err(error.cause(format!("it may be: {}", named.join(", "))).hint("give more of it, or the short name"))
+            Err(error.cause(format!("it may be: {}", named.join(", "))).hint("write more of it, or the short name"))
         }
     }
 }
@@ -104,7 +106,7 @@ fn nobody(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     let near = nearest(typed, names.iter().map(String::as_str)).filter(|_| telling);
     match near {
         Some(meant) => error.hint(format!("did you mean `{meant}`?")),
-        None => error.hint("name one of these; `gpushctl mps list` says more of them"),
+        None => error.hint("name one of these; `gpushctl mps list` shows more"),
     }
 }
 

@@ -224,7 +224,7 @@ fn memory_limit_above_the_memory_is_reported() {
     assert!(fits(&limit(90 << 10), 0, "GPU 0").is_ok(), "what is not known is no less");
     let ApiError { code, message, hint, .. } = fits(&limit(90 << 10), 81_920, "GPU 0").unwrap_err();
     assert_eq!((code, message.as_str()), (Code::BadRequest, "memory limit 90G is more than GPU 0 has, 80 GiB"));
-    assert_eq!(hint.unwrap(), "give at most 81920M, or leave it out for no limit");
+    assert_eq!(hint.unwrap(), "use at most 81920M, or leave it out for no limit");
     assert_eq!(
         fits(&limit(1537), 1536, "GPU 0").unwrap_err().message,
         "memory limit 1537M is more than GPU 0 has, 1.5 GiB"

@@ -111,7 +111,7 @@ pub fn difference(plan: &GpuPlan, label: &str, now: Option<&Mig>) -> Option<Stri
     if !plan.changes_mig() && now.is_none_or(|mig| !mig.enabled) {
         return None;
     }
-    let Some(mig) = now else { return Some("the GPU has no MIG any more".to_owned()) };
+    let Some(mig) = now else { return Some("the GPU does not support MIG any more".to_owned()) };
     if plan.mig_mode() == Some(false) {
         return (mig.enabled || mig.pending_mode()).then(|| "MIG mode is on".to_owned());
     }

@@ -44,9 +44,9 @@ pub fn main(dir: &Path) -> ExitCode {
 fn keep(run: &RunDir) -> io::Result<()> {
     let Some(lock) = run.lock()? else { return Err(io::Error::other("another process has its lock")) };
     if run.outcome().is_some() {
-        return Err(io::Error::other("it was given up"));
+        return Err(io::Error::other("gpushd has abandoned it"));
     }
-    let spec = run.spec().ok_or_else(|| io::Error::other("there is no spec"))?;
+    let spec = run.spec().ok_or_else(|| io::Error::other("it has no spec.json"))?;
     run.begin()?;
     let _ = sd_notify::notify(true, &[sd_notify::NotifyState::Ready]);
     let mut out = io::stdout();

@@ -126,7 +126,7 @@ impl Helpers {
         match &ended.end {
             End::Void => return Err(not_run(&job, "its keeper did not start")),
             end if job.routine => tracing::debug!(operation = job.operation, "{} {end}{}", job.step, ended.said()),
-            End::Exited(0) => tracing::info!(operation = job.operation, "{} ended well", job.step),
+            End::Exited(0) => tracing::info!(operation = job.operation, "{} succeeded", job.step),
             End::Exited(_) | End::Signalled(_) | End::TimedOut | End::NotStarted(_) | End::Lost | End::Hangs => {
                 tracing::warn!(operation = job.operation, "{} {}{}", job.step, ended.end, ended.said());
             }
@@ -163,7 +163,7 @@ impl Helpers {
             });
             let ended = follow(&run, patience).await;
             let (step, end) = (run.step(), &ended.end);
-            tracing::info!(operation = operation, "{step}, begun by the gpushd before, {end}{}", ended.said());
+            tracing::info!(operation = operation, "{step}, started by the previous gpushd, {end}{}", ended.said());
             if !matches!(end, End::Exited(0) | End::Void) {
                 failed.push(format!("{step} {end}"));
             }

@@ -52,13 +52,13 @@ pub enum End {
 impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Exited(0) => write!(f, "ended well"),
+            Self::Exited(0) => write!(f, "succeeded"),
             Self::Exited(status) => write!(f, "ended with status {status}"),
             Self::Signalled(signal) => write!(f, "was ended by signal {signal}"),
             Self::TimedOut => write!(f, "did not end in time and was ended"),
             Self::NotStarted(why) => write!(f, "can't be started: {why}"),
-            Self::Lost => write!(f, "was cut off; how far it got is not known"),
-            Self::Void => write!(f, "was never begun"),
+            Self::Lost => write!(f, "was interrupted; how far it got is not known"),
+            Self::Void => write!(f, "was never started"),
             Self::Hangs => write!(f, "can't be ended: it hangs in the kernel"),
         }
     }

@@ -54,9 +54,10 @@ impl Untrusted {
     /// Returns the solution for a program that the config names.
     pub fn hint(&self) -> String {
         match self {
-            Self::Relative => "name it by its absolute path under [mode_change] in the config".to_owned(),
+            Self::Relative => "write its absolute path under [mode_change] in the config".to_owned(),
             Self::Unreadable(_) | Self::NotAProgram => {
-                "name a program that is there under [mode_change] in the config, then `systemctl reload gpushd`"
+                "write the path of an existing program under [mode_change] in the config, then `systemctl reload \
+                gpushd`"
                     .to_owned()
             }
             Self::NotAFile | Self::Foreign { .. } | Self::Writable { .. } => self.remedy(),

@@ -27,14 +27,15 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 use zbus::{
-    Connection,
+    Connection, MatchRule, MessageStream,
     export::ordered_stream::OrderedStreamExt,
     fdo::DBusProxy,
+    message::Type,
     proxy::CacheProperties,
     zvariant::{OwnedObjectPath, Value},
 };
 
-use self::proxies::{JobRemovedStream, Property, SystemManagerProxy, UnitPropertiesProxy};
+use self::proxies::{Property, SystemManagerProxy, UnitPropertiesProxy};
 pub use self::state::State;
 use crate::error_chain;
 
@@ -185,14 +186,14 @@ impl Manager {
     pub async fn start_scope(&self, scope: &TransientScope) -> Result<(), Error> {
         let what = format!("start {}", scope.name);
         let mut manager = self.subscribed(&what).await?;
-        let mut ends = manager.receive_job_removed_with_args(&[(2, &scope.name)]).await;
+        let mut ends = ends_of_jobs(&manager, &scope.name).await;
         if ends.is_err() {
             // The bus was restarted. Nothing was asked of systemd yet.
             *self.connection.lock().await = None;
             manager = self.subscribed(&what).await?;
-            ends = manager.receive_job_removed_with_args(&[(2, &scope.name)]).await;
+            ends = ends_of_jobs(&manager, &scope.name).await;
         }
-        let ends = ends.map_err(Error::Bus)?;
+        let ends = ends?;
         let properties: [Property<'_>; 4] = [
             ("Description", Value::from(scope.description.as_str())),
             ("Slice", Value::from(scope.slice.as_str())),
@@ -369,7 +370,7 @@ where
     let run = async {
         subscribe(manager, what).await?;
         // Before the call: a job may end before its answer is read.
-        let ends = manager.receive_job_removed_with_args(&[(2, unit)]).await.map_err(Error::Bus)?;
+        let ends = ends_of_jobs(manager, unit).await?;
         job_ends(what, ends, queue()).await
     };
     timeout(within, run).await.unwrap_or_else(|_| Err(Error::Deadline { what: what.to_owned(), after: within }))
@@ -378,18 +379,31 @@ where
 /// Makes a call that queues a job, and waits for its end among the ends of jobs.
 async fn job_ends(
     what: &str,
-    mut ends: JobRemovedStream,
+    mut ends: MessageStream,
     queue: impl Future<Output = zbus::Result<OwnedObjectPath>>,
 ) -> Result<(), Error> {
-    let job = call(what, queue).await?;
+    let queued = call(what, queue).await?;
     while let Some(signal) = ends.next().await {
-        let end = signal.args().map_err(Error::Bus)?;
-        if end.job == job {
-            let result = end.result.clone();
+        let signal = signal.map_err(Error::Bus)?;
+        let (_id, job, _unit, result): (u32, OwnedObjectPath, String, String) =
+            signal.body().deserialize().map_err(Error::Bus)?;
+        if job == queued {
             return if result == "done" { Ok(()) } else { Err(Error::Job { what: what.to_owned(), result }) };
         }
     }
     Err(closed())
+}
+
+/// Receives the ends of the jobs of a unit (`JobRemoved`). A stream of zbus's proxies would ask the bus for the owner of
+/// systemd's name as well, twice: three round trips in place of one.
+async fn ends_of_jobs(manager: &SystemManagerProxy<'_>, unit: &str) -> Result<MessageStream, Error> {
+    let proxy = manager.inner();
+    let rule = async {
+        let rule = MatchRule::builder().msg_type(Type::Signal).sender(proxy.destination())?;
+        let rule = rule.path(proxy.path())?.interface(proxy.interface())?.member("JobRemoved")?.arg(2, unit)?.build();
+        MessageStream::for_match_rule(rule, proxy.connection(), None).await
+    };
+    timeout(ANSWER, rule).await.map_err(|_| closed())?.map_err(Error::Bus)
 }
 
 /// Makes systemd send signals to this connection. It refuses the second time, which is as good.

@@ -33,7 +33,7 @@ impl SupervisorTask {
         if self.access.is_some() || self.spec.is_none() {
             return Ok(());
         }
-        let message = format!("the pipe directory of {} can't be opened to its user", self.target);
+        let message = format!("cannot give its user access to the pipe directory of {}", self.target);
         Err(ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`"))
     }
 
@@ -48,8 +48,8 @@ impl SupervisorTask {
                 Some(clients @ 2..) => format!("{} still has {clients} clients of another user", self.target),
                 Some(0) | None => format!("it is not known whether {} still has clients of another user", self.target),
             };
-            return Err(ApiError::new(Code::Blocked, message)
-                .hint(format!("`gpushctl mps clients {}` shows them; ask again when they have ended", self.target))
+            return Err(ApiError::new(Code::Conflict, message)
+                .hint(format!("`gpushctl mps clients {}` shows them; try again when they have ended", self.target))
                 .retryable());
         }
         // Takes effect at the start. Until then the current directory belongs to the previous user.
@@ -64,7 +64,7 @@ impl SupervisorTask {
         }
         let message = format!("the MPS daemon of {} does not restart", self.target);
         Err(ApiError::new(Code::Unavailable, message)
-            .hint(format!("`gpushctl mps show {}` says how it is", self.target))
+            .hint(format!("see its state with `gpushctl mps show {}`", self.target))
             .retryable())
     }
 
@@ -98,7 +98,15 @@ impl SupervisorTask {
         let Some(spec) = &mut self.spec else { return Ok(()) };
         spec.user = Some(uid);
         self.dir.write_spec(spec).map_err(|error| {
-            ApiError::new(Code::Internal, format!("whose {} is can't be noted", self.target)).cause(error.to_string())
+            ApiError::new(
+                Code::Internal,
+                format!(
+                    "cannot record the owner of \
+                {}",
+                    self.target
+                ),
+            )
+            .cause(error.to_string())
         })
     }
 
@@ -158,7 +166,7 @@ impl SupervisorTask {
             // The directory does not exist, so no user can reach it.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => self.access = Some(access),
             Err(error) => {
-                let message = format!("the pipe directory of {} can't be opened and shut", self.target);
+                let message = format!("cannot change the access to the pipe directory of {}", self.target);
                 tracing::error!(mps = self.target, "{message}: {error}");
                 (self.access, self.problems) = (None, vec![message]);
             }

@@ -34,7 +34,7 @@ pub fn main(dir: &Path) -> ExitCode {
             ExitCode::FAILURE
         }
         Ok(None) => {
-            eprintln!("a daemon of {} runs already, or a server that one left behind", dir.display());
+            eprintln!("a daemon of {} runs already, or a server of a previous daemon", dir.display());
             ExitCode::from(TAKEN)
         }
         Err(error) => {
@@ -45,7 +45,7 @@ pub fn main(dir: &Path) -> ExitCode {
 }
 
 fn ready(place: &TargetDir) -> io::Result<Option<(Spec, File, File)>> {
-    let spec = place.spec().ok_or_else(|| io::Error::other("there is no spec.json in it"))?;
+    let spec = place.spec().ok_or_else(|| io::Error::other("it has no spec.json"))?;
     let Some(lock) = place.lock_with_retry()? else { return Ok(None) };
     let log = OpenOptions::new().append(true).create(true).mode(0o640).open(spec.logs.join(CONTROL_LOG))?;
     // This process may ignore SIGINT. Servers that inherit that could not be interrupted. `exec` resets a signal with a

@@ -181,13 +181,13 @@ impl Health {
         // One of the two is enough: both may be about the same server.
         let death = self.log.death().filter(|_| self.fault().is_none() && lost.is_none());
         let unknown = (self.clients_unknown && self.has_busy_server()).then(|| {
-            "a server of it starts or ends and is not asked, and the driver does not tell of its clients: who they are is \
-             not known"
+            "its clients are not known: one of its servers is starting or ending, and the driver does not list its \
+            clients"
                 .to_owned()
         });
         let others = self.waiting.others.then(|| {
-            "somebody is connected to it who can't be seen from here, as of another namespace: whether that is a client \
-             is not known"
+            "a process that gpushd cannot see, such as one in another namespace, is connected to it: whether that \
+            is a client is not known"
                 .to_owned()
         });
         self.log.mute().into_iter().chain(lost).chain(death).chain(unknown).chain(others).collect()
@@ -232,7 +232,7 @@ impl Health {
 fn describe_lost_server(at: Instant, clients: usize) -> String {
     let had = if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") };
     let ago = at.elapsed().as_secs();
-    format!("a server ended {ago} s ago or earlier; {had} ended with it")
+    format!("a server ended at least {ago} s ago; {had} ended with it")
 }
 
 /// Describes why a daemon did not answer.
@@ -241,7 +241,7 @@ pub(super) fn silence(error: &ControlError, place: &TargetDir, spec: Option<&Spe
     match (error, pipe) {
         (ControlError::Session(SessionError::Absent { .. }), Some(pipe)) if !pipe.exists() => {
             format!(
-                "its pipe directory {} was deleted: it serves whom it has, and nobody else can reach it",
+                "its pipe directory {} was deleted: it serves its present clients, and no other program can reach it",
                 pipe.display()
             )
         }

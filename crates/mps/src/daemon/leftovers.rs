@@ -55,12 +55,12 @@ impl SupervisorTask {
             }
         }
         let serves = match (clients, listed) {
-            (0, Some(_)) => "was killed and does not end".to_owned(),
-            (0, None) => "may have clients: the driver does not tell".to_owned(),
+            (0, Some(_)) => "was killed but has not ended".to_owned(),
+            (0, None) => "may have clients: the driver does not list them".to_owned(),
             (1, _) => "still serves 1 client".to_owned(),
             (more, _) => format!("still serves {more} clients"),
         };
-        let then = if self.supervisor.wanted() { ": another daemon is started once it is gone" } else { "" };
+        let then = if self.supervisor.wanted() { ": gpushd starts another daemon when it has ended" } else { "" };
         self.problems = vec![format!("{what}, {serves}{then}")];
         true
     }
@@ -74,7 +74,7 @@ impl SupervisorTask {
         let (until, now) = (before.and_then(|behind| behind.until), Instant::now());
         let is_over = until.is_some_and(|until| until <= now);
         if is_over {
-            tracing::warn!(mps = self.target, "what its daemon left behind has had the time that it was given: ended");
+            tracing::warn!(mps = self.target, "the time for the leftovers of its daemon is over: ended them");
             self.kill_leftovers().await;
         }
         if self.check_leftovers().await {
@@ -126,8 +126,8 @@ fn describe(left: &[OwnedProcess]) -> String {
     };
     let why = match (left.iter().any(|part| part.is_orphan), daemons.is_empty()) {
         (true, _) => "whose directory was deleted",
-        (false, true) => "which the daemon before left behind",
-        (false, false) => "which is not known to be what its spec.json says",
+        (false, true) => "which the previous daemon left",
+        (false, false) => "which may not be the one that spec.json describes",
     };
     format!("{who}, {why}")
 }
@@ -141,12 +141,12 @@ mod tests {
         let scratch = tempfile::NamedTempFile::new().unwrap();
         let lock = gpush_host::proc::FileId::of(&scratch.as_file().metadata().unwrap());
         let part = |pid, is_daemon, is_orphan| OwnedProcess { pid, lock, is_daemon, is_orphan };
-        assert_eq!(describe(&[]), "a server, which the daemon before left behind");
-        assert_eq!(describe(&[part(7, false, false)]), "a server, which the daemon before left behind");
+        assert_eq!(describe(&[]), "a server, which the previous daemon left");
+        assert_eq!(describe(&[part(7, false, false)]), "a server, which the previous daemon left");
         assert_eq!(
             describe(&[part(7, false, true), part(3, true, true)]),
             "daemon 3 with a server, whose directory was deleted"
         );
-        assert_eq!(describe(&[part(3, true, false)]), "daemon 3, which is not known to be what its spec.json says");
+        assert_eq!(describe(&[part(3, true, false)]), "daemon 3, which may not be the one that spec.json describes");
     }
 }

@@ -76,7 +76,7 @@ pub(super) fn log_blocked(target: &str, before: &Health, now: &Health) {
             pid,
             uid = proc::owner(*pid),
             command = proc::name(*pid),
-            "a client waits, for its daemon serves another user"
+            "a client waits because its daemon serves another user"
         );
     }
 }

@@ -144,7 +144,7 @@ impl SupervisorTask {
         self.problems = vec![health::silence(error, &self.dir, self.spec.as_ref())];
         self.problems.extend(protocol_in_use::unsupported(pid));
         if proc::is_suspended(pid) {
-            self.problems.push(format!("it is suspended: `kill -CONT {pid}` has it go on"));
+            self.problems.push(format!("it is suspended: `kill -CONT {pid}` resumes it"));
         }
         let is_busy = matches!(error, ControlError::Busy);
         if let Some(spec) = &self.spec {
@@ -181,7 +181,7 @@ impl SupervisorTask {
             let at = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default();
             self.drift = Some(format!("another program changed its settings: {changes}; restored at {at}"));
         } else {
-            tracing::info!(mps = self.target, "it had {changes}: set");
+            tracing::info!(mps = self.target, "it had {changes}: set to the desired values");
         }
     }
 }

@@ -23,11 +23,11 @@ pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String
     };
     match (control.protocol(), own.as_deref().or(driver).and_then(version::known)) {
         (Protocol::FrontEnd(what), _) => {
-            format!("{version}through NVIDIA's front-end: its own protocol is not known to this gpushd, {what}")
+            format!("{version}through NVIDIA's front-end: this gpushd does not know its own protocol, {what}")
         }
-        (Protocol::Direct, Some(Known::Tried)) => format!("{version}spoken to directly"),
+        (Protocol::Direct, Some(Known::Tried)) => format!("{version}direct connection"),
         (Protocol::Direct, Some(Known::Untried(_)) | None) => {
-            format!("{version}spoken to directly, which was tried with {tried}")
+            format!("{version}direct connection (tested with {tried})")
         }
     }
 }
@@ -65,12 +65,9 @@ mod tests {
     fn driver_version_is_used_when_the_program_names_none() {
         let control = Control::of(Path::new("/nowhere"));
         let words = |driver| words(&control, i32::MAX, driver);
-        assert_eq!(words(Some("550.163.01")), "of driver 550.163.01, spoken to directly");
-        assert_eq!(
-            words(Some("580.65.06")),
-            "of driver 580.65.06, spoken to directly, which was tried with 535, 550 and 555"
-        );
-        assert_eq!(words(None), "spoken to directly, which was tried with 535, 550 and 555");
+        assert_eq!(words(Some("550.163.01")), "of driver 550.163.01, direct connection");
+        assert_eq!(words(Some("580.65.06")), "of driver 580.65.06, direct connection (tested with 535, 550 and 555)");
+        assert_eq!(words(None), "direct connection (tested with 535, 550 and 555)");
         assert_eq!(unsupported(i32::MAX), None);
     }
 }

@@ -25,7 +25,7 @@ impl SupervisorTask {
         if self.protocol.as_ref().is_none_or(|(of, _)| *of != now) {
             let words = protocol_in_use::words(control, pid, now.1.as_deref());
             if now.0 != Protocol::Direct {
-                tracing::warn!(mps = self.target, "it is spoken to {words}");
+                tracing::warn!(mps = self.target, "connected: {words}");
             }
             self.protocol = Some((now, words));
         }
@@ -101,8 +101,8 @@ impl SupervisorTask {
         let multi_user = (self.process.is_some() && self.is_multi_user()).then(|| MULTI_USER.to_owned());
         let pending = (self.desired.is_some() && self.is_multi_user() != self.desires_multi_user()).then(|| {
             format!(
-                "its rule now has another `users`: this takes effect when no share and no client is left, or with \
-                 `gpushctl mps restart {}`",
+                "its rule now has another `users`: this takes effect when it has no lease and no client, or with \
+                `gpushctl mps restart {}` (administrator)",
                 self.target
             )
         });

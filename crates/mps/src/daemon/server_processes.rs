@@ -58,7 +58,7 @@ impl Server<'_> {
     pub fn words(self) -> String {
         match self {
             Self::Of(target) => format!("MPS server of {target}"),
-            Self::Foreign => "MPS server of a daemon that is not gpushd's".to_owned(),
+            Self::Foreign => "MPS server of a daemon that gpushd did not start".to_owned(),
         }
     }
 }

@@ -25,9 +25,8 @@ use super::{
     task::{START_INTERVAL, SupervisorTask},
 };
 
-/// The message for all callers; only the log identifies the process.
-const FOREIGN: &str =
-    "a process that is not its daemon holds control_lock in its directory, as if it were: it is not taken for one";
+/// Shown to all callers; the log names the process.
+const FOREIGN: &str = "a process that is not its daemon holds control_lock in its directory: gpushd does not adopt it";
 
 impl SupervisorTask {
     /// Adopts the daemon that a previous gpushd left running.
@@ -83,7 +82,7 @@ impl SupervisorTask {
         };
         match self.launcher.start(&self.dir).await {
             Ok(process) => {
-                tracing::info!(mps = self.target, "the MPS daemon {} was started", process.pid);
+                tracing::info!(mps = self.target, "started the MPS daemon {}", process.pid);
                 self.control = Some(self.control_of(&spec, process.pid));
                 (self.process, self.spec, self.next_user) = (Some(process), Some(spec), None);
                 Ok(())
@@ -118,9 +117,13 @@ impl SupervisorTask {
         if self.dir.spec().is_some() {
             return;
         }
-        tracing::warn!(mps = self.target, "its spec.json can't be read: made anew by what its daemon {pid} has");
+        tracing::warn!(
+            mps = self.target,
+            "cannot read its spec.json: wrote it again from the settings of its \
+            daemon {pid}"
+        );
         if let Err(error) = self.dir.write_spec(spec) {
-            tracing::error!(mps = self.target, "its spec.json can't be written: {error}");
+            tracing::error!(mps = self.target, "cannot write its spec.json: {error}");
         }
     }
 
@@ -135,7 +138,7 @@ impl SupervisorTask {
     }
 
     fn take_over(&mut self, process: DaemonProcess, spec: Spec) {
-        tracing::info!(mps = self.target, "the MPS daemon {} is there: gone on with", process.pid);
+        tracing::info!(mps = self.target, "adopted the MPS daemon {}", process.pid);
         self.control = Some(self.control_of(&spec, process.pid));
         (self.process, self.spec) = (Some(process), Some(spec));
     }
@@ -175,7 +178,7 @@ impl SupervisorTask {
             settings: wanted.policy.settings.clone(),
         };
         // `create` removes stale sockets: a client that finds one runs without MPS.
-        self.dir.create(&spec).map_err(|error| internal("its directory can't be made", &error))?;
+        self.dir.create(&spec).map_err(|error| internal("cannot create its directory", &error))?;
         Ok(spec)
     }
 

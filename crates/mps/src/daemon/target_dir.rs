@@ -136,7 +136,7 @@ impl TargetDir {
         }
         let message = format!("{} is too long a path for an MPS daemon", self.dir.display());
         Err(ApiError::new(Code::Unsupported, message)
-            .cause(format!("its pipe directory would have {length} bytes, and NVIDIA's daemon takes {LONGEST}"))
+            .cause(format!("its pipe directory would have {length} bytes, but NVIDIA's daemon allows only {LONGEST}"))
             .hint("start gpushd with a shorter --mps-dir, such as /run/gpush-mps"))
     }
 

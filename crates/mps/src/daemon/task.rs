@@ -360,7 +360,7 @@ impl SupervisorTask {
         }
         let mut error = ApiError::new(Code::Unavailable, format!("the MPS daemon of {} can't be started", self.target));
         error.causes.clone_from(&self.problems);
-        Err(error.hint(format!("`gpushctl mps logs {}` shows what it said", self.target)).retryable())
+        Err(error.hint(format!("`gpushctl mps logs {}` shows its log (administrator)", self.target)).retryable())
     }
 
     /// Returns the time since the task was created, which is the supervisor's time.
@@ -384,11 +384,16 @@ impl SupervisorTask {
                         None => next = Some(Event::Ended),
                     },
                     Effect::TellGivenUp => {
-                        tracing::error!(mps = self.target, "given up: it failed {} times", self.supervisor.failures());
+                        tracing::error!(
+                            mps = self.target,
+                            "given up: it failed {} \
+                            times",
+                            self.supervisor.failures()
+                        );
                     }
                     Effect::TellHung => tracing::error!(
                         mps = self.target,
-                        "hangs with {} and is left alone for their sake",
+                        "hangs with {}, so gpushd does not restart it",
                         match self.supervisor.clients() {
                             Some(clients) => format!("{clients} clients"),
                             None => "clients that cannot be listed".to_owned(),

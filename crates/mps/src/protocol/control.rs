@@ -47,13 +47,13 @@ pub enum ControlError {
         said: String,
     },
     /// This daemon does not know the command.
-    #[error("this control daemon does not know `{0}`")]
+    #[error("this control daemon does not know the command `{0}`")]
     Unknown(String),
     /// There is no such server, or no server at all.
     #[error("the control daemon has no such server")]
     NoServer,
     /// The server is starting or ending, so the daemon did not pass the command to it.
-    #[error("the server starts or ends, and the control daemon did not ask it")]
+    #[error("the server is starting or ending, so the control daemon did not ask it")]
     ServerBusy,
     /// The daemon reported success, but the value read back differs.
     #[error("the control daemon was set to {told} but reports {has}")]

@@ -72,10 +72,10 @@ pub enum SessionError {
         cause: io::Error,
     },
     /// The daemon closed the connection before the status: another process is connected, or the daemon is ending.
-    #[error("the control daemon hung up before it answered")]
+    #[error("the control daemon closed the connection before it answered")]
     Closed,
     /// No message arrived before the deadline.
-    #[error("the control daemon says nothing: {}", match stage {
+    #[error("the control daemon does not respond: {}", match stage {
         Stage::Hello => "it does not greet",
         Stage::Answer => "it does not answer",
     })]
@@ -92,7 +92,7 @@ pub enum SessionError {
         meant: i32,
     },
     /// A message that is not part of the protocol.
-    #[error("what answers is not the control daemon as it is known: {0}")]
+    #[error("the answer is not that of a known control daemon: {0}")]
     Foreign(String),
     /// A text that must not be sent as a command.
     #[error("`{0}` is not a command")]
@@ -128,7 +128,13 @@ pub(crate) async fn ask_only(
         if hello != wire::HELLO {
             return Err(SessionError::Foreign(format!("it greets with {} bytes", hello.len())));
         }
-        let daemon = daemon.ok_or_else(|| SessionError::Foreign("the kernel does not say who greets".to_owned()))?;
+        let daemon = daemon.ok_or_else(|| {
+            SessionError::Foreign(
+                "the kernel does not name the process that \
+            greets"
+                    .to_owned(),
+            )
+        })?;
         if let Some(meant) = meant.filter(|meant| *meant != daemon.pid) {
             return Err(SessionError::Another { pid: daemon.pid, meant });
         }
@@ -143,7 +149,7 @@ pub(crate) async fn ask_only(
             match wire::frame(&receive(&wire).await?.0) {
                 Some(Frame::Text(part)) => text.push(part),
                 Some(Frame::Status(status)) => return Ok(Answer { daemon, text, status }),
-                None => return Err(SessionError::Foreign("it answers in frames of another kind".to_owned())),
+                None => return Err(SessionError::Foreign("its frames have another format".to_owned())),
             }
         }
     };
@@ -196,7 +202,7 @@ async fn receive(wire: &UnixStream) -> Result<(Vec<u8>, Option<Daemon>), Session
     });
     match got.await.map_err(ended_or)? {
         (0, _, _) => Err(SessionError::Closed),
-        (_, true, _) => Err(SessionError::Foreign("a frame is larger than any of its".to_owned())),
+        (_, true, _) => Err(SessionError::Foreign("a frame is too large".to_owned())),
         (length, false, daemon) => {
             buffer.truncate(length);
             Ok((buffer, daemon))

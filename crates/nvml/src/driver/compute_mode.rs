@@ -43,7 +43,7 @@ impl Gpu<'_> {
         let now = now.map_or_else(|| "none".to_owned(), |mode| mode.to_string());
         Err(DriverError::new(ErrorKind::NotReflected, "nvmlDeviceSetComputeMode")
             .on(&self.uuid)
-            .detail(format!("compute mode {wanted} was set, and it is {now}")))
+            .detail(format!("compute mode {wanted} was set, but the mode is {now}")))
     }
 }
 

@@ -56,7 +56,7 @@ impl Gpu<'_> {
         let mode = self.mig_mode()?.ok_or_else(|| {
             DriverError::new(ErrorKind::Garbled, "nvmlDeviceGetMigMode")
                 .on(&self.uuid)
-                .detail("MIG mode was set, and now the GPU has none")
+                .detail("MIG mode was set, but now the driver reports no MIG mode")
         })?;
         Ok(ModeChange { enabled: mode.enabled, pending: mode.pending, activation })
     }

@@ -162,21 +162,23 @@ impl DriverError {
                     .to_owned()
             }
             ErrorKind::GpuIsLost => {
-                format!("see when with `dmesg | grep -i xid`; then `gpushctl gpu reset {id}`, or reboot the host")
+                format!("find the cause with `dmesg | grep -i xid`; then reset it with `gpushctl gpu reset {id}` \
+                    (administrator), or reboot the host")
             }
-            ErrorKind::ResetRequired => format!("reset it when it is idle: `gpushctl gpu reset {id}`"),
+            ErrorKind::ResetRequired => format!("reset it when it is idle: `gpushctl gpu reset {id}` (administrator)"),
             // The driver also counts open handles, and its process lists do not show their processes.
             ErrorKind::InUse => format!(
-                "see who holds it: `gpushctl gpu show {gpu}`; if that names nobody, a program holds it open: \
-                 `fuser -v /dev/nvidia*` names it, often a monitor (nv-hostengine, dcgm-exporter, nvidia-persistenced)"
+                "see which processes use it with `gpushctl gpu show {gpu}`; if that shows none, `fuser -v \
+                /dev/nvidia*` lists programs that have it open, often a monitor (nv-hostengine, dcgm-exporter, \
+                nvidia-persistenced)"
             ),
             ErrorKind::NotSupported | ErrorKind::MissingSymbol => {
-                format!("see what it can do: `gpushctl gpu show {gpu}`; a newer driver may know more")
+                format!("see what it supports with `gpushctl gpu show {gpu}`; a newer driver may support more")
             }
             ErrorKind::Deadline { may_land: true } | ErrorKind::Unsettled => {
-                format!("look again: `gpushctl gpu show {gpu}`; it is `unknown` for as long as the call has not returned")
+                format!("check it again with `gpushctl gpu show {gpu}`; it is `unknown` until the call returns")
             }
-            ErrorKind::InsufficientResources => format!("see what is there: `gpushctl gpu show {gpu}`"),
+            ErrorKind::InsufficientResources => format!("see its state with `gpushctl gpu show {gpu}`"),
             ErrorKind::OperatingSystem => "check the device cgroup of gpushd".to_owned(),
             ErrorKind::Uninitialized
             | ErrorKind::InvalidArgument

@@ -32,7 +32,7 @@ impl Hardware {
             if !self.unmended().insert(uuid.to_owned()) {
                 return Err(first);
             }
-            tracing::warn!(gpu = uuid, error = %first, "beginning a fresh driver session");
+            tracing::warn!(gpu = uuid, error = %first, "starting a new driver session");
             self.restart().await?;
         }
         let again = self.read_once(uuid).await;

@@ -37,7 +37,7 @@ impl Hardware {
         let reading = self.read(uuid).await?;
         match find(&reading) {
             Some(found) => {
-                tracing::warn!(gpu = uuid, %error, "seen only in a fresh driver session");
+                tracing::warn!(gpu = uuid, %error, "visible only in a new driver session");
                 Ok(found)
             }
             None => Err(error),

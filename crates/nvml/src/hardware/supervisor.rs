@@ -101,8 +101,8 @@ fn mourn(pid: Option<u32>, how: &str, calls: &[&Request]) {
     let during = if during.is_empty() { "it had no call".to_owned() } else { format!("while {}", during.join(", ")) };
     let follows = match (calls.is_empty(), calls.iter().any(|request| request.is_mutation())) {
         (true, _) => "the next call starts another",
-        (false, false) => "another is started and asked again",
-        (false, true) => "another is started, and what the change has come to is read from the hardware",
+        (false, false) => "starting another one and repeating the call",
+        (false, true) => "starting another one and reading the result of the change from the hardware",
     };
     tracing::warn!(pid, "the driver worker died: {how}, {during}; {follows}");
 }

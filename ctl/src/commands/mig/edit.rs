@@ -14,7 +14,7 @@ async fn chosen(client: &mut Client, selectors: &[String]) -> Result<Vec<Gpu>, F
     }
     let mut with_mig: Vec<Gpu> = all.into_iter().filter(|gpu| gpu.mig.is_some()).collect();
     if with_mig.len() > 1 {
-        let error = ApiError::new(Code::BadRequest, "several GPUs have MIG, and none is named");
+        let error = ApiError::new(Code::BadRequest, "the command names no GPU, but several GPUs support MIG");
         return Err(error.hint(format!("name GPUs with -g, such as `-g {}`", with_mig.swap_remove(0).index)).into());
     }
     Ok(with_mig)

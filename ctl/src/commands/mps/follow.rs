@@ -150,12 +150,12 @@ async fn watched(
         out.show(&now, |look| change::ended(&now, look))?;
         return Ok(0);
     };
-    let mut progress = Progress::new(quiet || out.json);
+    let mut progress = FollowProgress::new(quiet || out.json);
     // Without a limit, this sleeps longer than any drain takes.
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     // Before the first output, because a user may press Ctrl-C as soon as a line appears.
     let mut interrupt = signal(SignalKind::interrupt())
-        .map_err(|error| ApiError::new(Code::Internal, format!("Ctrl-C can't be listened for: {error}")))?;
+        .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);
     let (mut going, mut pause) = (false, PAUSES.0);
     let mut away: Option<Instant> = None;
@@ -205,7 +205,7 @@ async fn watched(
             Err(error) if ends(what) && error.error.code == Code::NotFound => {
                 progress.end();
                 now = MpsDaemon { state: MpsState::Stopped, pid: None, clients: Vec::new(), ..now };
-                now.ends.get_or_insert_with(|| "it is gone".to_owned());
+                now.ends.get_or_insert_with(|| "it has ended".to_owned());
                 out.show(&now, |look| change::ended(&now, look))?;
                 return Ok(0);
             }
@@ -240,20 +240,19 @@ fn goes_on(now: &MpsDaemon, waited: Option<Duration>, out: &Output) -> String {
 
 fn lost_sight(now: &MpsDaemon, cause: String, out: &Output) -> Failure {
     let (label, target) = (label(now, &out.look), typed(now, &out.look));
-    let error =
-        ApiError::new(Code::Unreachable, format!("lost sight of MPS on {label}: the agent went away meanwhile"));
+    let error = ApiError::new(Code::Unreachable, format!("cannot follow the MPS daemon of {label}: gpushd has ended"));
     let hint = format!("gpushd keeps the request: start gpushd, then `gpushctl mps show {target}`");
     error.cause(cause).hint(hint).into()
 }
 
 /// Progress on stderr. On a terminal it is a line that is redrawn; otherwise it is one line for each reason to wait.
-enum Progress {
+enum FollowProgress {
     Line(ProgressBar),
     Lines { since: Instant, said: String },
     Quiet,
 }
 
-impl Progress {
+impl FollowProgress {
     fn new(quiet: bool) -> Self {
         if quiet {
             Self::Quiet

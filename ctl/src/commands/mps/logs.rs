@@ -41,7 +41,7 @@ pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all:
             // A restart of gpushd must not end the command, so it waits.
             Err(error) if super::super::events::may_pass(&error) => {
                 if !away {
-                    out.remark("gpushd does not answer; going on when it is back\n");
+                    out.remark("gpushd does not answer; waiting until it is back\n");
                 }
                 away = true;
                 continue;

@@ -1,6 +1,6 @@
 //! All details of a lease.
 
-use gpush_api::{Gpu, Lease, LeaseState, MemberShare, Priority};
+use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, MemberShare, Priority};
 use gpush_core::lease::request;
 
 use super::{end, enforced_by, list::list, place, reason, share, state, target, user};
@@ -49,6 +49,13 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Look) -> String {
     if matches!(lease.state, LeaseState::Queued | LeaseState::Granting | LeaseState::Active) {
         let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", look.clock(at)));
         fact("ends", &format!("{}{at}", end(lease, look)));
+    }
+    let bound = match &lease.binding {
+        LeaseBinding::Scope { unit: Some(bound), .. } | LeaseBinding::Cgroup { cgroup: Some(bound) } => Some(bound),
+        _ => None,
+    };
+    if let Some(bound) = bound.filter(|_| lease.state != LeaseState::Ended) {
+        fact("bound to", &look.clean(bound));
     }
     if let Some(request) = &lease.request {
         let text = request::spec(request);

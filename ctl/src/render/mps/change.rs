@@ -36,12 +36,12 @@ pub(crate) fn waits(daemon: &MpsDaemon, look: &Look) -> String {
     let (word, _) = state(daemon.state);
     let who = match daemon.state {
         MpsState::Draining | MpsState::Stopping if !daemon.clients.is_empty() => {
-            format!("; still there: {}", clients::names(&daemon.clients, look))
+            format!("; still connected: {}", clients::names(&daemon.clients, look))
         }
         MpsState::BackingOff => daemon.next_start_at.map_or_else(String::new, |at| {
             // gpushd reports what the daemon waits for as the first reason.
             let waits = daemon.reasons.first().filter(|_| daemon.failures == 0);
-            let what = waits.map_or(", started again", |_| ", looked at again");
+            let what = waits.map_or(", started again", |_| ", checked again");
             let why = waits.map_or_else(String::new, |reason| format!(": {}", look.clean(reason)));
             format!("{what} {}{why}", look.ahead(at))
         }),
@@ -68,7 +68,12 @@ pub(crate) fn set(set: &MpsSet, look: &Look) -> String {
             memory(now.memory_limit_mib),
             now.priority
         ),
-        None => format!("{}: kept for when its daemon answers; it is {}\n", label(daemon, look), state(daemon.state).0),
+        None => format!(
+            "{}: takes effect when its daemon answers; it is \
+            {}\n",
+            label(daemon, look),
+            state(daemon.state).0
+        ),
     };
     for text in &set.reaches {
         out += &(look.wrap("  ", &look.clean(text)).join("\n") + "\n");
@@ -98,7 +103,7 @@ fn log(file: &MpsLog, named: bool, look: &Look) -> String {
         let lines = trouble::lines("!", error, 0, look);
         out += &(lines.join("\n") + "\n");
     } else if file.lines.is_empty() && file.left_out > 0 {
-        let what = format!("(nothing but gpushd's own questions, {} lines: `--all` shows them)", file.left_out);
+        let what = format!("(only gpushd's own requests, {} lines: `--all` shows them)", file.left_out);
         out += &(paint(QUIET, &what) + "\n");
     } else if file.lines.is_empty() {
         out += &(paint(QUIET, "(empty)") + "\n");

@@ -70,7 +70,8 @@ fn nothing(rules: &[String]) -> String {
     match rules {
         [] => NOTHING.to_owned(),
         rules => format!(
-            "No GPU is shared through MPS yet, but the config has rules of mode `mps`: {}. `gpushctl apply --dry-run` \
+            "No GPU is shared through MPS yet, but the config has rules of mode `mps`: {}. `gpushctl apply \
+            --dry-run` \
              shows what they change, `gpushctl config show` which GPUs they claim.",
             rules.join(", ")
         ),

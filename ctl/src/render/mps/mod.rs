@@ -39,11 +39,11 @@ pub(crate) fn state(state: MpsState) -> (&'static str, Style) {
 fn unexplained(state: MpsState) -> &'static str {
     match state {
         MpsState::Stopped | MpsState::Starting | MpsState::Ready | MpsState::Stopping => "",
-        MpsState::Fault => "its server met a fatal fault, or ends as soon as it is started",
-        MpsState::Hung => "its control daemon runs and does not answer",
-        MpsState::BackingOff => "its control daemon ended, and is started again",
-        MpsState::GivenUp => "its control daemon ended too often, and must be started by an administrator",
-        MpsState::Draining => "no new clients; those that are connected may finish",
+        MpsState::Fault => "its server had a fatal fault, or ends when it is started",
+        MpsState::Hung => "its control daemon runs but does not answer",
+        MpsState::BackingOff => "its control daemon ended, and gpushd starts it again",
+        MpsState::GivenUp => "its control daemon ended too often; an administrator must start it",
+        MpsState::Draining => "no new clients; connected clients may finish",
     }
 }
 
@@ -147,7 +147,7 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String>
             style,
             &match daemon.failures {
                 // The daemon itself has not failed. The reasons say what it waits for.
-                0 => format!("it has not failed: it waits for that, and looks again {ahead}"),
+                0 => format!("it has not failed; gpushd checks again {ahead}"),
                 1 => format!("it has failed once; started again {ahead}"),
                 times => format!("it has failed {times} times; started again {ahead}"),
             },
@@ -165,13 +165,16 @@ fn way_out(daemon: &MpsDaemon, look: &Look) -> Option<String> {
     let what = match daemon.state {
         MpsState::Fault | MpsState::Hung => {
             format!(
-                "`gpushctl mps logs {target}` says more; `gpushctl mps restart {target} --force` replaces it, and \
-                 ends its clients"
+                "`gpushctl mps logs {target}` shows more; `gpushctl mps restart {target} --force` replaces it, and \
+                ends its clients (administrator)"
             )
         }
-        MpsState::BackingOff => format!("`gpushctl mps logs {target}` says more"),
+        MpsState::BackingOff => format!("`gpushctl mps logs {target}` shows more (administrator)"),
         MpsState::GivenUp => {
-            format!("`gpushctl mps logs {target}` says more, `gpushctl mps start {target}` tries again")
+            format!(
+                "`gpushctl mps logs {target}` shows more, `gpushctl mps start {target}` tries again \
+                (administrator)"
+            )
         }
         MpsState::Stopped | MpsState::Starting | MpsState::Ready | MpsState::Draining | MpsState::Stopping => {
             return None;

@@ -133,12 +133,12 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
         MpsUsers::Many => "of any users",
     };
     out += &fact("clients", &format!("{} at most, {users}", policy.max_clients), look);
-    let over = if policy.shares_percent > 100 { ", more than there is" } else { "" };
+    let over = if policy.shares_percent > 100 { ", more than the GPU has" } else { "" };
     out += &fact("leases", &format!("{} % at most together{over}", policy.shares_percent), look);
     if daemon.device.is_none() {
         let mode = match policy.compute_mode {
             MpsComputeMode::ExclusiveProcess => "exclusive process: programs cannot bypass MPS",
-            MpsComputeMode::Keep => "left as it is: programs may get past MPS",
+            MpsComputeMode::Keep => "not changed: programs can bypass MPS",
         };
         out += &fact("compute mode", mode, look);
     }

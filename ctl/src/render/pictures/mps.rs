@@ -56,10 +56,11 @@ fn daemon_that_waits_for_an_orphan_shows_no_failure() {
     let look = fixtures::look(80, UTF8);
     let mut waiting = fixtures::mps::all().remove(4);
     waiting.failures = 0;
-    let why = "a server, which the daemon before left behind, still serves 1 client: another daemon is started once it is gone";
-    waiting.reasons = vec![why.into(), "it is tried again by itself".into()];
+    let why = "a server, which the previous daemon left, still serves 1 client: gpushd starts another daemon \
+        when it has ended";
+    waiting.reasons = vec![why.into(), "gpushd tries again".into()];
     let text = mps::notes(&waiting, "! ", &look).join("\n") + "\n" + &change::waits(&waiting, &look);
-    assert!(!text.contains("failed 0 times") && text.contains("looked at again in 8 s: a server"), "{text}");
+    assert!(!text.contains("failed 0 times") && text.contains("checked again in 8 s: a server"), "{text}");
     assert_snapshot!("mps-waits-for-an-orphan", fixtures::plain(&text));
 }
 

@@ -171,12 +171,12 @@ fn drawing_of_an_old_reading_says_so() {
         |gpu: &Gpu| fixtures::plain(&status::status(&fixtures::status(vec![gpu.clone()], false), false, &look));
     assert!(devices(&one).contains("MIG devices"));
     for (state, says) in [
-        (GpuState::Lost, "drawn as it was last read, 0 s ago; what is left of it is not known"),
-        (GpuState::Changing, "drawn as it was last read, 0 s ago, in the course of the change"),
+        (GpuState::Lost, "as last read, 0 s ago; its present instances are not known"),
+        (GpuState::Changing, "as last read, 0 s ago, during the change"),
     ] {
         one.state = state;
         one.stale = false;
-        assert!(!devices(&one).contains("drawn as"), "it is as it stands");
+        assert!(!devices(&one).contains("as last read"), "a fresh reading has no note");
         one.stale = true;
         let text = devices(&one);
         assert!(text.contains(says), "{text}");

@@ -84,7 +84,7 @@ fn ctrl_c_leaves_a_drain_to_the_agent() {
     let mut line = String::new();
     // The first line names the clients that gpushctl waits for. From then on, gpushctl watches the daemon.
     stderr.read_line(&mut line).unwrap();
-    assert_eq!(line, "GPU 0: draining; still there: alice 5120\n");
+    assert_eq!(line, "GPU 0: draining; still connected: alice 5120\n");
     signal(child.id(), nix::sys::signal::Signal::SIGINT);
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();

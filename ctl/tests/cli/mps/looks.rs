@@ -156,7 +156,7 @@ fn followed_logs_print_only_new_lines() {
         let lines = match asked.fetch_add(1, Ordering::SeqCst) {
             0 => vec!["one", "two"],
             1 => vec!["zero", "one", "two", "three"],
-            _ => return Answer::error(&ApiError::new(Code::NotFound, "GPU 0 is not shared through MPS any more")),
+            _ => return Answer::error(&ApiError::new(Code::NotFound, "GPU 0 is no longer shared through MPS")),
         };
         let lines = lines.into_iter().map(str::to_owned).collect();
         Answer::ok(&MpsLogs {
@@ -169,7 +169,7 @@ fn followed_logs_print_only_new_lines() {
     two
     three
     [stderr]
-    error: GPU 0 is not shared through MPS any more
+    error: GPU 0 is no longer shared through MPS
     [exit 2]
     ");
 }

@@ -67,7 +67,7 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
         clients_end_at: None,
         failures: 0,
         ends: None,
-        protocol: Some("version 550.163.01, spoken to directly".into()),
+        protocol: Some("version 550.163.01, directly".into()),
         pipe_directory: Some("/run/gpush-mps/g5d1b03a2".into()),
         log_directory: Some("/var/log/gpush/mps/g5d1b03a2".into()),
         uid: (!clients.is_empty()).then_some(1000),

@@ -80,7 +80,7 @@ impl Observed {
         let mut lease = leases.iter().find(same)?.clone();
         lease.id = LeaseId(known.last()? + 100_000);
         self.invented.borrow_mut().push(lease.clone());
-        Some(LeaseGrant { lease, environment: Vec::new(), warnings: Vec::new() })
+        Some(LeaseGrant { lease, environment: Vec::new(), binding_reason: None, warnings: Vec::new() })
     }
 
     /// Releases or revokes a lease.

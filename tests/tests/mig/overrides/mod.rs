@@ -174,11 +174,11 @@ fn unmanaged_gpu_has_no_override() {
     body["expires_at"] = json!("2126-01-01T00:00:00Z");
     let error = agent.begin_with(&body).unwrap_err();
     assert_eq!(error.code, Code::BadRequest, "{error:?}");
-    assert!(error.message.contains("nothing that could expire"), "{error:?}");
+    assert!(error.message.contains("an expiry has no effect"), "{error:?}");
     body["expires_at"] = json!("2001-01-01T00:00:00Z");
     assert!(agent.begin_with(&body).unwrap_err().message.contains("has passed"));
     body["once"] = json!(true);
-    assert!(agent.begin_with(&body).unwrap_err().message.contains("applied once"));
+    assert!(agent.begin_with(&body).unwrap_err().message.contains("has no effect with `once`"));
 }
 
 #[test]

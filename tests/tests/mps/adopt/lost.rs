@@ -92,7 +92,7 @@ fn daemon_with_a_damaged_spec_is_adopted() {
         assert_eq!((pid_of(&ready), ready.in_force, ready.uid), (served.pid, before.in_force, before.uid));
         assert_eq!((ready.clients.len(), ready.pipe_directory), (1, before.pipe_directory));
         assert!(client.lives());
-        served.agent.wait_for_log("spec.json can't be read");
+        served.agent.wait_for_log("cannot read its spec.json");
         // The rewritten spec names the user, so the next gpushd needs no other source.
         let again: serde_json::Value =
             serde_json::from_slice(&fs::read(served.place().join("spec.json")).expect("a spec")).expect("JSON");

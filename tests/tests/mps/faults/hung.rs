@@ -25,7 +25,7 @@ fn hung_daemon_is_replaced_after_its_last_client_ended() {
         ("silent-hello", "does not greet"),
         ("hung-daemon", "does not greet"),
         // The daemon hangs at the first command, and does not greet the next connection.
-        ("unread-pipe", "says nothing"),
+        ("unread-pipe", "does not respond"),
         ("empty-reply", "answered"),
     ] {
         let served = Served::up();

@@ -42,7 +42,7 @@ fn failing_daemon_is_given_up_and_can_be_started_manually() {
 fn gpu_without_mps_is_reported_and_gets_no_daemon() {
     for (gpu, why) in [
         ("model = \"a100-40\"\nmig = true", "MIG mode is on"),
-        ("model = \"p100-16\"", "is older than Volta, from which on MPS can limit what clients take"),
+        ("model = \"p100-16\"", "is older than Volta, so MPS cannot limit its clients"),
     ] {
         let host = Host::up(&format!("[[gpu]]\n{gpu}\n"));
         let agent = Agent::start(&host, Served::CONFIG);

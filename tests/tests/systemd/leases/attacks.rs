@@ -133,7 +133,8 @@ fn many_scopes_are_created_and_all_end() {
         let line = format!("for i in $(seq {MANY}); do gpushctl run --timeslice -- sleep 1000 & done; wait");
         start_in_session(&machine, ALICE, &format!("m{made}"), &line);
         active(&machine, MANY);
-        assert_eq!(scopes(&machine).len(), MANY);
+        // A lease is active a moment before its scope exists.
+        machine.await_that("all scopes exist", |machine| scopes(machine).len() == MANY);
         let first = machine.sh("pgrep -xf 'sleep 1000' | head -n1");
         assert!(!cgroup(&machine, &first).is_empty());
         machine.sh("pkill -KILL -xf 'sleep 1000'");

@@ -39,7 +39,7 @@ fn request_in_a_session_is_bound_to_the_session() {
     let session = format!("/user.slice/user-{ALICE}.slice/session-7.scope");
     assert_eq!((text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")), ("cgroup", session.as_str()));
     machine.await_that("the lease was answered", |machine| machine.run("grep -q asked /srv/7").status.success());
-    let pid = machine.sh("pgrep -x sleep");
+    let pid = machine.sh("pgrep -xf 'sleep 1000'");
     assert_eq!(cgroup(&machine, &pid), session, "nothing was moved");
     // The end of the session's last process ends the lease.
     machine.sh("systemctl kill --signal=KILL session-7.scope");
@@ -80,10 +80,10 @@ fn service_container_job_and_mixed_unit_are_told_apart() {
             "mkdir -p {root}{path}/step; echo $$ > {root}{path}/step/cgroup.procs; exec setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}"
         );
         machine.write("/srv/inside", format!("#!/bin/sh\n{inside}\n"));
-        machine.sh("chmod 755 /srv/inside; systemd-run --quiet --unit=inside /srv/inside");
+        machine.sh("chmod 755 /srv/inside; systemd-run --quiet --collect --unit=inside /srv/inside");
         let all = active(&machine, 1);
         assert_eq!((text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")), ("cgroup", path.as_str()));
-        let pid = machine.sh("pgrep -x sleep");
+        let pid = machine.sh("pgrep -xf 'sleep 1000'");
         assert_eq!(cgroup(&machine, &pid), format!("{path}/step"), "nothing was moved");
         machine.sh("pkill -KILL -x sleep");
         none_left(&machine);
@@ -100,9 +100,7 @@ fn grant_with_a_scope_takes_two_round_trips() {
     let run = in_session(ALICE, "1", "for i in 1 2 3 4 5; do gpushctl run --whole -- true; done");
     machine.sh(&in_session(ALICE, "0", "gpushctl run --whole -- true"));
     none_left(&machine);
-    machine.sh(
-        "systemd-run --quiet --unit=monitor --property=StandardOutput=file:/srv/monitor busctl monitor --json=short",
-    );
+    machine.sh("systemd-run --quiet --unit=monitor --property=StandardOutput=file:/srv/monitor --property=StandardError=journal busctl monitor --json=short");
     let _ = machine.journal_until("-u monitor.service", "Monitoring bus message stream");
     machine.sh(&run);
     none_left(&machine);

@@ -15,7 +15,7 @@ mod faults;
 use gpush_tests::machine::Machine;
 use serde_json::Value;
 
-const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 2\n";
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 
 /// One whole GPU, and one with many replicas.
 const RULES: &str = r#"
@@ -30,8 +30,10 @@ mode = "timeslice"
 timeslice = { replicas = 32 }
 "#;
 
+/// The user `nobody`.
 const ALICE: u32 = 65534;
-const BOB: u32 = 65533;
+/// The user `daemon`.
+const BOB: u32 = 1;
 
 /// Starts a machine with gpush and simulated GPUs.
 fn machine(what: &str) -> Option<Machine> {
@@ -55,7 +57,7 @@ fn gpus_are_read(machine: &Machine) -> bool {
 fn in_session(uid: u32, session: &str, line: &str) -> String {
     format!(
         "systemd-run --quiet --scope --slice=user-{uid}.slice --unit=session-{session}.scope \
-         --uid={uid} --gid={uid} sh -c '{line}'"
+         --uid={uid} --gid={uid} setsid --wait sh -c '{line}'"
     )
 }
 

@@ -152,8 +152,8 @@ fn daemons_and_clients_outlive_gpushd() {
         assert!(all.iter().any(|daemon| daemon["clients"][0]["pid"] == pid), "{pid}: {all:?}");
     }
     let journal = machine.sh("journalctl --no-pager --output=cat -u gpushd.service");
-    assert_eq!(journal.matches("is there: gone on with").count(), 8, "{journal}");
-    assert_eq!(journal.matches("was started").count(), 2, "{journal}");
+    assert_eq!(journal.matches("adopted the MPS daemon").count(), 8, "{journal}");
+    assert_eq!(journal.matches("started the MPS daemon").count(), 2, "{journal}");
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn failed_daemon_start_reports_cause() {
     machine.sh("systemctl daemon-reload");
     machine.kill(machine.main_pid(&unit));
     machine.await_that("the failure is reported", |machine| {
-        reasons(machine, &target).contains("ended with status 1: `journalctl -u")
+        reasons(machine, &target).contains("ended with status 1: see `journalctl -u")
     });
     println!("{}", reasons(&machine, &target));
     let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "be run: Read-only file system");
@@ -286,7 +286,7 @@ fn unreachable_daemon_without_server_is_ended() {
     });
     let journal = machine.sh("journalctl --no-pager --output=cat -n 40");
     assert_eq!(machine.main_pid(&whole), kept, "{journal}");
-    let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs, and its directory is gone"));
+    let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs without its directory"));
     assert!(reasons(&machine, &target(&machine, 'g')).contains("`systemctl stop"), "{:?}", daemons(&machine));
     machine.sh(&format!("systemctl stop {whole}"));
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);

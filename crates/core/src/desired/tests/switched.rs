@@ -43,7 +43,7 @@ fn gpus_on_a_switch_reset_together_without_fabric_manager() {
     gpus[1].mig.as_mut().unwrap().reset_pending = true;
     let mut along = [plan(&none, &gpus)];
     without_fabric_manager(&none, &gpus, &mut along);
-    assert!(along[0].error.as_ref().unwrap().causes[0].contains("MIG mode on pending"), "{along:?}");
+    assert!(along[0].error.as_ref().unwrap().causes[0].contains("pending MIG mode (on)"), "{along:?}");
     gpus[1].mig.as_mut().unwrap().reset_pending = false;
     gpus[2].processes.push(process(4711));
     without_fabric_manager(&none, &gpus, &mut alone);

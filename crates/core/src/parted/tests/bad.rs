@@ -102,7 +102,7 @@ fn oversized_file_is_refused_at_once() {
     for (what, text, says) in [
         ("deep", deep, "not YAML"),
         ("wide", wide, "more than 4096 groups"),
-        ("merged", merged, "copies too much"),
+        ("merged", merged, "too large"),
         ("wrong", wrong, "is not a MIG profile"),
         ("listed", listed, "more than 1024 GPUs"),
         ("large", "#".repeat(MOST_BYTES + 1), "more than 1048576 bytes"),

@@ -48,7 +48,7 @@ pub(super) enum StartError {
 
 impl StartError {
     fn locked() -> Self {
-        Self::Later("what the daemon before started is still there".to_owned())
+        Self::Later("processes of the previous daemon still run".to_owned())
     }
 }
 

@@ -47,7 +47,8 @@ impl Units {
             // The unit is still starting: a previous gpushd may just have requested that.
             "activating" => Err(StartError::Later(format!("systemd has not started {unit} yet"))),
             active => Err(StartError::Later(format!(
-                "its unit {unit} is {active}, and no daemon has its directory: `systemctl stop {unit}` ends what runs there"
+                "its unit {unit} is {active}, but no daemon has its directory: `systemctl stop {unit}` ends the \
+                processes of the unit"
             ))),
         }
     }
@@ -96,7 +97,7 @@ impl Units {
     /// Kills all processes of the unit.
     pub(super) async fn kill(&self, place: &TargetDir, daemon: Option<&DaemonProcess>) {
         if let Err(error) = self.0.kill(&name(place)).await {
-            tracing::warn!("{}; its MPS daemon is killed without it", error.in_full());
+            tracing::warn!("{}; killing its MPS daemon without systemd", error.in_full());
             super::kill_all(place, daemon);
         }
     }
@@ -106,14 +107,15 @@ impl Units {
         let mut orphans = match self.0.running("gpushd-mps@*.service").await {
             Ok(units) => units,
             Err(error) => {
-                tracing::warn!("MPS daemons that nobody knows are not looked for: {}", error.in_full());
+                tracing::warn!("cannot look for unknown MPS daemons: {}", error.in_full());
                 return;
             }
         };
         orphans.retain(|unit| !known.iter().any(|target| *unit == of(target)));
         for unit in &orphans {
             tracing::warn!(
-                "{unit} runs, and its directory is gone: it is ended once it has no server; `systemctl stop {unit}` ends it now"
+                "{unit} runs without its directory: gpushd ends it when it has no server; `systemctl stop {unit}` \
+                ends it now"
             );
         }
         loop {
@@ -146,8 +148,8 @@ impl Units {
         }
         // The pidfd ensures that no other process is ended.
         match process.terminate() {
-            Ok(()) => tracing::info!("{unit}: its MPS daemon {pid}, which nobody can reach, was told to end"),
-            Err(error) => tracing::warn!("{unit}: its MPS daemon {pid} can't be told to end: {error}"),
+            Ok(()) => tracing::info!("{unit}: ending its MPS daemon {pid}, which no program can reach"),
+            Err(error) => tracing::warn!("{unit}: cannot end its MPS daemon {pid}: {error}"),
         }
         Ok(true)
     }
@@ -178,13 +180,13 @@ fn describe(state: &State, unit: &str) -> String {
         (0, _) => "ended".to_owned(),
         (EXITED, "success") => super::exited(status),
         // Messages from before the process became the daemon are in the journal.
-        (EXITED, _) => format!("{}: `journalctl -u {unit}` has what it said", super::exited(status)),
+        (EXITED, _) => format!("{}: see `journalctl -u {unit}`", super::exited(status)),
         (_, "success") if status == STOP => format!("{}, as by `systemctl stop`", super::signalled(status)),
         (_, _) => super::signalled(status),
     };
     match state.result.as_str() {
         "success" | "exit-code" | "signal" | "core-dump" => own,
-        "oom-kill" => format!("{own}, since memory ran out"),
+        "oom-kill" => format!("{own}, because memory ran out"),
         other => format!("{own} ({other})"),
     }
 }
@@ -208,11 +210,8 @@ mod tests {
         assert_eq!(end("signal", 2, 9), "was ended by signal 9");
         assert_eq!(end("core-dump", 3, 11), "was ended by signal 11");
         assert_eq!(end("success", 1, 0), "ended with status 0");
-        assert_eq!(
-            end("exit-code", 1, 1),
-            "ended with status 1: `journalctl -u gpushd-mps@g1.service` has what it said"
-        );
-        assert_eq!(end("oom-kill", 2, 9), "was ended by signal 9, since memory ran out");
+        assert_eq!(end("exit-code", 1, 1), "ended with status 1: see `journalctl -u gpushd-mps@g1.service`");
+        assert_eq!(end("oom-kill", 2, 9), "was ended by signal 9, because memory ran out");
         assert_eq!(end("timeout", 2, 9), "was ended by signal 9 (timeout)");
         assert_eq!(end("success", 2, 15), "was ended by signal 15, as by `systemctl stop`");
         assert_eq!(end("success", 0, 0), "ended without an error, as after `systemctl stop`");

@@ -111,8 +111,8 @@ impl LogParser {
     /// Describes a log that has stopped growing.
     pub(in crate::daemon) fn mute(&self) -> Option<String> {
         self.mute.then(|| {
-            "its log does not grow any more: the disk is full, or somebody wrote into `log` in its pipe directory, \
-             which will hang it"
+            "its log does not grow any more: the disk is full, or another program wrote into `log` in its pipe \
+            directory, and the daemon will hang"
                 .to_owned()
         })
     }
@@ -121,7 +121,7 @@ impl LogParser {
     pub(in crate::daemon) fn death(&self) -> Option<String> {
         let (at, status) = self.recent.back()?;
         let ago = at.elapsed().as_secs();
-        Some(format!("a server of it ended with status {status} {ago} s ago, and took its clients along"))
+        Some(format!("a server of it ended with status {status} {ago} s ago, and its clients with it"))
     }
 
     /// Describes servers that end as soon as they start.

@@ -184,7 +184,7 @@ impl Growth {
             // Log each reason only once.
             let failed = rotated.error.map(|error| error.to_string());
             if let Some(error) = failed.as_ref().filter(|_| failed != self.failed) {
-                tracing::warn!("{} can't be rotated as it should: {error}", path.display());
+                tracing::warn!("cannot rotate {}: {error}", path.display());
             }
             self.failed = failed;
         }
@@ -196,11 +196,11 @@ impl Growth {
     /// Describes a flooded log.
     fn finding(&self, kept: &RotationConfig) -> Option<String> {
         let lately: u64 = self.lately.iter().map(|(_, grown)| grown).sum();
-        let whose = kept.user.map_or_else(|| "nobody's yet".to_owned(), |uid| format!("that of uid {uid}"));
+        let whose = kept.user.map_or_else(|| "of no user yet".to_owned(), |uid| format!("the one of uid {uid}"));
         (lately > kept.most.saturating_mul(FLOOD)).then(|| {
             format!(
-                "{} grew by {} MiB within {} s, and is cut at {} MiB: whoever was let into its pipe directory, which is \
-                 {whose}, can write into it. End what does, or its shares, and `gpushctl mps restart {}`",
+                "{} grew by {} MiB within {} s, and is cut at {} MiB: users with access to its pipe directory, \
+                which is {whose}, can write into it. End the process that writes, or its lease, then `gpushctl mps restart {}` (administrator)",
                 self.name,
                 lately >> 20,
                 WITHIN.as_secs(),

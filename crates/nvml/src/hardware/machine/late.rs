@@ -59,7 +59,10 @@ impl Machine {
                 Ask::Driver => "asking for the driver",
                 Ask::Request(request) => request.name(),
             };
-            let error = DriverError::new(ErrorKind::Deadline { may_land: false }, name).detail("it was not begun");
+            let error = DriverError::new(ErrorKind::Deadline { may_land: false }, name).detail(
+                "the call was not \
+                started",
+            );
             self.effects.push(Effect::Answer { ticket: pending.ticket, result: Err(error) });
         }
         let due: Vec<_> =

@@ -143,7 +143,7 @@ impl Machine {
         let result = match stuck {
             None => Ok(()),
             Some(abandoned) => Err(DriverError::new(ErrorKind::Unsettled, "ending the driver worker").detail(format!(
-                "it was killed and is still there, stuck in the kernel: {}",
+                "it was killed but still exists, stuck in the kernel: {}",
                 abandoned.calls.join(", ")
             ))),
         };
