@@ -1,8 +1,8 @@
-//! The API over HTTP: routes, and what all of them have in common.
+//! The API over HTTP: routes, and code that all of them share.
 //!
-//! Every response to an HTTP request is JSON, also an error, which is always a [`gpush_api::ApiError`]. Each module has
-//! the paths of its subject. Responses whose size grows with the host are made under the `response_limiter`, so that
-//! small responses do not wait for them.
+//! Every response to an HTTP request is JSON. Errors are always a [`gpush_api::ApiError`]. Each module has the paths of
+//! one subject. A response whose size grows with the host is made under the `response_limiter`, so that small responses
+//! do not wait for it.
 
 pub(crate) mod admin_socket;
 mod audit;
@@ -53,10 +53,10 @@ use crate::{
     state::{Commits, State, readings::Readings},
 };
 
-/// Largest request body in bytes.
+/// Maximum size of a request body in bytes.
 const BODY: usize = 64 << 10;
 
-/// The handles of the API. Each handler takes those that it needs with axum's `State`.
+/// The handles of the API. Each handler extracts the ones it needs with axum's `State`.
 #[derive(Debug, Clone)]
 pub(crate) struct Handles {
     pub(crate) state: State,
@@ -81,7 +81,7 @@ pub(crate) struct Handles {
     pub(crate) slurm: Slurm,
 }
 
-/// Lets handlers extract fields of [`Handles`] by their types.
+/// Lets handlers extract fields of [`Handles`] by type.
 macro_rules! extractable {
     ($($field:ident: $type:ty),* $(,)?) => {
         $(impl FromRef<Handles> for $type {
@@ -115,7 +115,7 @@ extractable! {
     slurm: Slurm,
 }
 
-/// The whole API.
+/// Returns the router of the whole API.
 pub(crate) fn router(handles: Handles) -> Router {
     Router::new()
         .route("/v1/version", get(health::version))

@@ -1,14 +1,14 @@
 //! `/v1/openapi.json`: the description of this API.
 //!
-//! `docs/openapi.json` is made from the code and committed, so that gpushd contains only the text. A unit test makes
-//! it and compares; `cargo xtask openapi` has the test write the file instead.
+//! `docs/openapi.json` is generated from the code and committed, so that gpushd contains only the text. A unit test
+//! generates it again and compares. `cargo xtask openapi` makes the test write the file instead.
 
 use axum::{http::header, response::IntoResponse};
 
-/// The description as committed.
+/// The committed description.
 const TEXT: &str = include_str!("../../../docs/openapi.json");
 
-/// The description of this API, OpenAPI 3.1.
+/// Returns the description of this API, OpenAPI 3.1.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/openapi.json", operation_id = "getDescription", tag = "about",
     responses((status = 200, description = "This description", content_type = "application/json"))))]
@@ -60,17 +60,18 @@ mod tests {
     )]
     struct Api;
 
-    /// Set to write the file instead of comparing it.
+    /// If set, the test writes the file instead of comparing it.
     const WRITE: &str = "GPUSH_WRITE_OPENAPI";
 
-    /// Returns the description as the code has it.
+    /// Generates the description from the code.
     fn from_code() -> String {
         let mut document = Api::openapi();
         constrain(&mut document);
         format!("{}\n", document.to_pretty_json().unwrap())
     }
 
-    /// Adds what the types of parameters do not tell: ranges, lengths, and that a header is never `null`.
+    /// Adds constraints that the types of parameters do not express: ranges, lengths, and that a header is never
+    /// `null`.
     fn constrain(document: &mut utoipa::openapi::OpenApi) {
         use utoipa::openapi::{
             RefOr, Schema,
@@ -91,7 +92,7 @@ mod tests {
                         *parameter = ParameterBuilder::from(parameter.clone()).example(Some(example.into())).build();
                     }
                     let Some(RefOr::T(Schema::Object(schema))) = &mut parameter.schema else { continue };
-                    // All are unsigned.
+                    // All numbers are unsigned.
                     if schema.minimum.is_some() && schema.format.is_some() {
                         schema.format = Some(SchemaFormat::Custom("uint64".to_owned()));
                     }

@@ -1,8 +1,12 @@
 //! Which processes of a lease are left: by its binding, by the driver, by the MPS daemons.
 //!
-//! A process of the holder on a target belongs to the lease that its environment names. A process that names no open
-//! lease counts for the holder's oldest lease on the target. Its capacity stays in use, because the process may belong
-//! to that lease. On a MIG device or a whole GPU every process of the holder is the lease's.
+//! A process of the holder on a target belongs to the lease in whose cgroup it is, else to the one that its environment
+//! names. A process of neither kind is unattributed: it counts for the holder's oldest lease on the target. The capacity
+//! of that lease stays in use, because the process may belong to it. gpushd never ends it. On a MIG device or a whole GPU
+//! every process of the holder counts.
+//!
+//! A new scope belongs to its lease, so all its processes do. In another cgroup, such as a login session, only those
+//! processes count that use the GPU or name the lease: a shell keeps no lease.
 //!
 //! For the lease of a Slurm job, the job's cgroup decides. A process of the holder on its targets that is in no cgroup of
 //! a job cannot be attributed: the lease waits for it, and gpushd does not end it.
@@ -76,6 +80,9 @@ pub(super) async fn left(leases: &Leases, lease: &OpenLease) -> Left {
         Left { remaining: Remaining { bound: Some(0), driver: Some(0), daemon: Some(0) }, ..Left::default() };
     left.of_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
     left.own = named(leases, lease).await;
+    if let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding {
+        left.own.extend(cgroup::processes(cgroup).unwrap_or_default());
+    }
     left.remaining.bound = u32::try_from(left.own.len()).ok();
     for member in &lease.record.members {
         let clients = match member.share {
@@ -210,17 +217,20 @@ fn whose(
         return Whose::Another;
     }
     let is_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
-    if is_job && matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole) {
+    // Such a target has no other lease.
+    let is_alone = matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole);
+    if is_alone && is_job {
         return Whose::PerhapsThis;
     }
-    if matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole) {
+    if is_alone && lease.cgroup().is_none() {
         return Whose::This;
     }
     let uid = lease.record.holder.uid;
     let here = table.on_target(&member.target).filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
     let here: Vec<LeaseId> = here.collect();
-    let named = named(pid).and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
-    match named {
+    let by_cgroup = proc::cgroups(pid).and_then(|text| table.by_cgroup(uid, &text).map(OpenLease::id));
+    let named = || named(pid).and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
+    match by_cgroup.filter(|id| here.contains(id)).or_else(named) {
         // An environment is the user's own word. It does not make a process one of a job.
         Some(id) if id == lease.id() && is_job => Whose::PerhapsThis,
         Some(id) if id == lease.id() => Whose::This,

@@ -16,7 +16,11 @@ use gpush_host::proc;
 use gpush_store::NewLease;
 use jiff::Timestamp;
 
-use super::{Leases, job::JobTerms};
+use super::{
+    Leases,
+    bind::{self, Bound},
+    job::JobTerms,
+};
 use crate::{
     caller::{Caller, Viewer},
     mps,
@@ -32,6 +36,8 @@ pub(super) struct Resolved {
     pub(super) wanted: Wanted,
     /// What the holder may lease.
     pub(super) quota: Effective,
+    /// What the lease will be bound to.
+    pub(super) bound: Bound,
 }
 
 /// Checks a request and finds what it means. `offered` is the host before anything is occupied. `job` is what Slurm's
@@ -74,10 +80,14 @@ pub(super) async fn resolve(
         (None, Some(job)) => job.targets.clone(),
         (None, None) => None,
     };
-    let binding = match job {
-        Some(job) => job.binding.clone(),
-        None => binding(caller, holder, &request)?,
+    let bound = match job {
+        Some(job) => Bound::to_job(job.binding.clone()),
+        None => {
+            let named = named_binding(caller, holder, &request)?;
+            bind::resolve(leases, caller, holder, &request, named).await?
+        }
     };
+    let binding = bound.binding.clone();
     let (uid, user) = (caller.peer.uid, &leases.handles.users);
     let asked_by = caller.actor(user.user(uid).await);
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
@@ -93,7 +103,7 @@ pub(super) async fn resolve(
     let wanted = Wanted { share, count: request.count as usize, holder, gpus: selected, targets };
     let kind = wanted.share.kind();
     let holder = LeaseHolder { uid: holder, user: name };
-    Ok(Resolved { new: NewLease { holder, asked_by, kind, request, binding }, wanted, quota })
+    Ok(Resolved { new: NewLease { holder, asked_by, kind, request, binding }, wanted, quota, bound })
 }
 
 /// Returns the uid of the holder: the caller, or a user for whom an administrator requests the lease.
@@ -184,8 +194,8 @@ fn target(leases: &Leases, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<
     }
 }
 
-/// Returns what the life of the lease depends on.
-fn binding(caller: &Caller, holder: u32, request: &LeaseRequest) -> Result<LeaseBinding, ApiError> {
+/// Returns the binding that the request names: a process, an end time, or nothing.
+fn named_binding(caller: &Caller, holder: u32, request: &LeaseRequest) -> Result<LeaseBinding, ApiError> {
     match (request.process, request.duration_s) {
         (Some(pid), _) => process(caller, holder, pid),
         (None, Some(_)) => Ok(LeaseBinding::Time),
@@ -266,7 +276,8 @@ mod tests {
     use super::*;
 
     fn caller(uid: u32, viewer: Viewer) -> Caller {
-        let peer = Peer { uid, pid: Some(std::process::id()), groups: Vec::new(), is_on_this_host: true };
+        let (pid, groups) = (Some(std::process::id()), Vec::new());
+        let peer = Peer { uid, pid, start: None, groups, is_on_this_host: true };
         Caller { peer, viewer }
     }
 

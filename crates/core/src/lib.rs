@@ -1,4 +1,4 @@
-//! The decisions of gpush, as pure functions: no I/O, no async, no NVML.
+//! gpush's decisions as pure functions: no I/O, no async, no NVML.
 
 pub mod compute_policy;
 pub mod config;

@@ -1,7 +1,7 @@
-//! Examines a host: finds what keeps gpush from working, and names the command that fixes it.
+//! Examines a host: finds what prevents gpush from working, and names the command that solves it.
 //!
-//! Each [`Area`] is a module with one function, which reads the host through [`Host`] and returns findings. Nothing
-//! here changes the host. The examination needs no agent: what the agent answered is an input ([`Agent`]).
+//! Each [`Area`] is a module with one function, which reads the host through [`Host`] and returns findings. This crate
+//! never changes the host, and does not connect to gpushd: the caller passes gpushd's answer as an [`Agent`].
 //!
 //! | module | subject |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | `finding` | areas, findings and their severity |
 //! | `floor` | kernel and systemd |
 //! | `driver` | kernel module and library of the NVIDIA driver |
-//! | `devices` | device nodes and who may open them |
+//! | `devices` | device nodes and which users may open them |
 //! | `mps` | NVIDIA's MPS programs |
 //! | `managers` | other programs that manage or hold the GPUs |
 //! | `agent` | sockets, reachability, version and health of gpushd |
@@ -39,7 +39,7 @@ pub use self::{
 
 /// Examines areas of a host, in the order of [`Area::ALL`].
 ///
-/// Without root, what only root can read is left out, and a finding of the area says so.
+/// A caller without root privileges cannot read everything. A finding names each check that is skipped for this reason.
 #[must_use]
 pub fn examine(host: &Host, agent: &Agent, areas: &[Area]) -> Vec<Finding> {
     let (config, mut of_config) = config::examine(host);

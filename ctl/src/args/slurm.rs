@@ -90,8 +90,8 @@ Examples:
     },
     /// Check the request of a job, without gpushd; for the SPANK plugin
     #[command(after_help = "\
-Prints nothing if the request is valid. Whether it can be granted depends on the
-node of the job.
+Prints nothing if the request is valid. Whether it can be granted depends on
+the node of the job.
 
 Examples:
   gpushctl slurm check-spec mps=25,mem=8G")]

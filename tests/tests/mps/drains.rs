@@ -1,4 +1,4 @@
-//! Clients keep their drain deadline even if their daemon ends meanwhile, and the API reports the deadline.
+//! Clients keep their drain deadline even if their daemon ends. The API reports the deadline.
 
 use gpush_api::{Code, Happening, MpsState};
 use gpush_tests::{
@@ -21,7 +21,7 @@ fn served(host: &Host) -> (Agent, Client) {
     (agent, client)
 }
 
-/// Kills the daemon of a client, and drains the leftovers.
+/// Kills the daemon of a client, and drains the leftover processes.
 fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert!(signal(pid_of(&daemon(agent, "0")), Signal::SIGKILL));
     becomes(agent, "0", "waiting for its leftovers", |daemon| {
@@ -30,8 +30,8 @@ fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert_eq!(act(agent, "0", "drain", within).status, 200);
     let left = daemon(agent, "0");
     assert_eq!((left.state, left.pid, left.clients.len()), (MpsState::Draining, None, 1), "{left:#?}");
-    assert!(left.reasons.iter().any(|why| why.contains("which the daemon before left behind")), "{left:#?}");
-    assert!(!left.reasons.iter().any(|why| why.contains("another daemon is started")), "{left:#?}");
+    assert!(left.reasons.iter().any(|why| why.contains("which the previous daemon left")), "{left:#?}");
+    assert!(!left.reasons.iter().any(|why| why.contains("starts another daemon")), "{left:#?}");
     assert_eq!(controls(&base(host)), Vec::<i32>::new());
 }
 
@@ -44,7 +44,7 @@ fn leftover_server_is_drained_without_a_new_daemon() {
     assert_eq!(daemon(&agent, "0").clients_end_at, None);
     assert!(client.lives() && client.said().is_empty());
     client.end();
-    // Its server has no client any more, and ends.
+    // The server has no client left, and ends.
     reaches(&agent, "0", MpsState::Stopped);
     assert!(parts(&base(&host)).is_empty());
     assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
@@ -58,7 +58,7 @@ fn drain_deadline_of_leftovers_survives_a_gpushd_restart() {
     orphaned(&host, &agent, &json!({ "end_after_s": 3600 }));
     let until = daemon(&agent, "0").clients_end_at.expect("a time");
     let told = daemon(&agent, "0").reasons.concat();
-    assert!(told.contains("may finish until") && told.contains("is then ended"), "{told}");
+    assert!(told.contains("may run until") && told.contains("is then ended"), "{told}");
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     let left = becomes(&agent, "0", "drained until then", |daemon| daemon.clients_end_at.is_some());

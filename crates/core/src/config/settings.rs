@@ -1,5 +1,5 @@
-//! The settings as a list: what is shown, compared and told of is all of them, so that none is forgotten
-//! in one of these places.
+//! The settings as one list. Displaying, comparing and reporting settings all use it, so that none is missing in one of
+//! them.
 
 use super::{
     Allowed, Config,
@@ -9,11 +9,11 @@ use super::{
     slurm,
 };
 
-/// Table, key and value as TOML; `None` when it is not set.
+/// Table, key, and value as TOML; `None` if it is not set.
 pub(super) type Setting = (&'static str, &'static str, Option<String>);
 
 impl Config {
-    /// All settings but quotas, layouts and rules, in the order of the file.
+    /// Returns all settings except quotas, layouts and rules, in the order of the file.
     pub(super) fn settings(&self) -> Vec<Setting> {
         let Self {
             auto_reconcile, log, driver, api, access, health, mode_change, mps, processes, leases, slurm, ..
