@@ -64,7 +64,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
     })
 }
 
-/// What holds for what a rule leaves out. Under MIG there is not a compute mode to set.
+/// What holds for what a rule leaves out. Under MIG there is no compute mode to set.
 pub(super) fn default_of(mode: Mode) -> MpsPolicy {
     let whole = MpsPolicy::default();
     if mode == Mode::Mig { MpsPolicy { compute_mode: MpsComputeMode::Keep, ..whole } } else { whole }
