@@ -1,5 +1,5 @@
-//! Idempotency keys: a repeated request with the same `Idempotency-Key` gets the same operation, or the present
-//! state of its object, and is not executed again. This also holds after a restart.
+//! Idempotency keys: a repeated request with the same `Idempotency-Key` is not executed again. It gets the same
+//! operation, or the current state of its object. This also holds after a restart.
 
 use std::{
     collections::HashMap,
@@ -18,10 +18,10 @@ pub(crate) const HEADER: &str = "idempotency-key";
 /// Maximum length of a key, in bytes.
 const LONGEST: usize = 128;
 
-/// Time for which an answer is stored.
+/// How long a response is stored.
 const KEPT: SignedDuration = SignedDuration::from_hours(24);
 
-/// A key with its request.
+/// A key and its request.
 #[derive(Debug, Clone)]
 pub(crate) struct Key {
     uid: u32,
@@ -30,18 +30,18 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Records `operation` as the answer to the request.
+    /// Records `operation` as the response to the request.
     ///
     /// # Errors
-    /// When it can't be recorded.
+    /// If it cannot be recorded.
     pub(crate) fn keep(&self, tx: &mut Tx<'_>, operation: OperationId) -> Result<(), StoreError> {
         self.record(tx, Some(operation), 202, serde_json::Value::Null)
     }
 
-    /// Records the number of the created object as the answer to the request.
+    /// Records the number of the created object as the response to the request.
     ///
     /// # Errors
-    /// When it can't be recorded.
+    /// If it cannot be recorded.
     pub(crate) fn keep_with(&self, tx: &mut Tx<'_>, number: u64) -> Result<(), StoreError> {
         self.record(tx, None, 200, number.into())
     }
@@ -49,7 +49,7 @@ impl Key {
     /// Records that the request was executed.
     ///
     /// # Errors
-    /// When it can't be recorded.
+    /// If it cannot be recorded.
     pub(crate) fn keep_done(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         self.record(tx, None, 200, serde_json::Value::Null)
     }
@@ -68,14 +68,14 @@ impl Key {
             request: &self.request,
             operation,
             status,
-            // The object's present state is the better answer, so at most its name is recorded.
+            // A repeated request gets the current state of the object, so at most its number is stored.
             body,
             expires_at,
         })
     }
 }
 
-/// Recorded answers, and requests with a key in flight. A handle, cheap to clone.
+/// Recorded responses, and the keys of requests in flight. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Idempotency {
     store: Store,
@@ -86,13 +86,12 @@ pub(crate) struct Idempotency {
 type Locks = HashMap<(u32, String), Arc<tokio::sync::Mutex<()>>>;
 
 impl Idempotency {
-    /// Uses the answers in `store`; no request is in flight.
+    /// Creates the handle for the responses in `store`. No request is in flight.
     pub(crate) fn new(store: Store) -> Self {
         Self { store, in_flight: Arc::default() }
     }
 
-    /// Waits until no other request with this key is in flight, and blocks others until dropped. So a request
-    /// that is repeated while the first is in flight waits for its answer.
+    /// Locks a key until the returned guard is dropped. A repeated request waits here until the first one has finished.
     pub(crate) async fn lock(&self, key: &Key) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,7 +109,7 @@ impl Idempotency {
         Ok(self.answer(key).await?.and_then(|answer| answer.operation))
     }
 
-    /// Returns the number of the object that the recorded answer names. The caller must hold the lock of the key.
+    /// Returns the number of the object in the recorded response. The caller must hold the lock of the key.
     ///
     /// # Errors
     /// If the key was used for another request.
@@ -139,15 +138,15 @@ impl Idempotency {
     }
 }
 
-/// The value of the header, before its request is known.
+/// The value of the header, before the request is parsed.
 #[derive(Debug)]
 pub(crate) struct Header(Option<String>);
 
 impl Header {
-    /// Parses the value of the header, if there is one.
+    /// Parses the value of the header, if the header is present.
     ///
     /// # Errors
-    /// If it is not a key.
+    /// If the value is not a valid key.
     pub(crate) fn parse(value: Option<&[u8]>) -> Result<Self, ApiError> {
         let Some(value) = value else { return Ok(Self(None)) };
         let key = std::str::from_utf8(value).unwrap_or_default();

@@ -16,7 +16,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Creates an error with a more specific HTTP status than that of its code.
+    /// Creates an error whose HTTP status is more specific than that of its code.
     pub(crate) fn new(status: StatusCode, error: ApiError) -> Self {
         Self { status, error: Box::new(error) }
     }
@@ -41,7 +41,8 @@ impl Failure {
             .into()
     }
 
-    /// Creates the error for a request head that is not HTTP/1.1, or is too large: hyper refuses it with this status.
+    /// Creates the error for a request head that hyper refuses with this status. It is not HTTP/1.1, or it is too
+    /// large.
     pub(crate) fn refused_head(status: StatusCode) -> Self {
         let (message, hint) = match status {
             StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => (
@@ -68,18 +69,18 @@ impl Failure {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, error)
     }
 
-    /// Adds what to do next.
+    /// Adds a hint.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.error = Box::new(self.error.hint(hint));
         self
     }
 
     fn body(&self) -> Vec<u8> {
-        // The type can always be serialized.
+        // Cannot fail: the type can always be serialized.
         serde_json::to_vec(&self.error).unwrap_or_default()
     }
 
-    /// Returns the whole response as bytes, for a connection on which no request is read.
+    /// Returns the complete response as bytes, for a connection on which gpushd reads no request.
     pub(crate) fn as_http(&self) -> Vec<u8> {
         let body = self.body();
         let mut answer = format!(

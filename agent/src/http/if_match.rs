@@ -1,5 +1,4 @@
-//! `If-Match`: a request that is refused if the desired state has changed since the generation that the caller has
-//! seen.
+//! `If-Match`: refuses a request if the desired state has changed since the generation that the caller has seen.
 
 use axum::{
     extract::FromRequestParts,
@@ -11,7 +10,7 @@ use gpush_api::{ApiError, Code};
 use super::failure::Failure;
 use crate::state::State;
 
-/// The generation in the header, if any.
+/// The generation in the header, if the header is present.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IfMatch(pub(super) Option<u64>);
 
@@ -36,7 +35,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
 }
 
 impl IfMatch {
-    /// Returns the response for an error. Where the header is the reason, HTTP has its own status.
+    /// Returns the response for an error. If the header is the reason, its status is 412.
     pub(super) fn failure(self, state: &State, error: ApiError) -> Failure {
         let other = self.0.is_some_and(|expected| expected != state.now().generation);
         if other && error.code == Code::Conflict {

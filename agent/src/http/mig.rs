@@ -18,10 +18,10 @@ use crate::{
     state::{self, readings::Readings, redact},
 };
 
-/// Longest `wait_s`.
+/// Maximum `wait_s`, in seconds.
 const LONGEST_WAIT: u64 = 30 * 24 * 3600;
 
-/// Every MIG device with its use: free, granted, in use or reserved.
+/// Lists all MIG devices with their use: free, granted, in use or reserved.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mig/devices", operation_id = "listMigDevices", tag = "mig",
     responses((status = 200, description = "The answer", body = Vec<MigDevice>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -42,7 +42,9 @@ pub(super) async fn list_devices(
     limiter.answer(&caller, StatusCode::OK, list).await
 }
 
-/// What would be done, one plan a GPU; a GPU that can't have its layout says why. Nothing is changed.
+/// Returns the plan of each GPU for a layout, without changing anything.
+///
+/// If a GPU cannot have the layout, its plan has the reason.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mig/plan", operation_id = "planMig", tag = "mig", request_body = PlanRequest,
     responses((status = 200, description = "The answer", body = Plans), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -57,7 +59,10 @@ pub(super) async fn plan(
     limiter.answer(&caller, StatusCode::OK, plan).await
 }
 
-/// Begins to carry out a plan for each GPU, if every one stands; follow the operation for its end.
+/// Starts an operation that applies a layout. For administrators.
+///
+/// gpushd plans all GPUs first. If one plan is refused, it changes nothing. `GET /v1/operations/{id}` shows the
+/// progress and the result.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mig/apply", operation_id = "applyMig", tag = "mig", request_body = ApplyRequest,
     params(("If-Match" = Option<u64>, Header, description = "Generation; another one is answered with 412")),

@@ -1,9 +1,10 @@
-//! The API over HTTP: routes, and what all of them have in common.
+//! The API over HTTP: routes, and code that all of them share.
 //!
-//! Every response to an HTTP request is JSON, also an error, which is always a [`gpush_api::ApiError`]. Each module has
-//! the paths of its subject. Responses whose size grows with the host are made under the `response_limiter`, so that
-//! small responses do not wait for them.
+//! Every response to an HTTP request is JSON. Errors are always a [`gpush_api::ApiError`]. Each module has the paths of
+//! one subject. A response whose size grows with the host is made under the `response_limiter`, so that small responses
+//! do not wait for it.
 
+pub(crate) mod admin_socket;
 mod audit;
 mod config;
 pub(crate) mod endless;
@@ -24,6 +25,7 @@ mod overrides;
 mod processes;
 pub(crate) mod requests;
 pub(crate) mod response_limiter;
+mod slurm;
 
 use axum::{
     Router,
@@ -47,13 +49,14 @@ use crate::{
     recover::LossAcceptance,
     reload::{Differences, Reloads},
     settings::Settings,
+    slurm::Slurm,
     state::{Commits, State, readings::Readings},
 };
 
-/// Largest request body in bytes.
+/// Maximum size of a request body in bytes.
 const BODY: usize = 64 << 10;
 
-/// The handles of the API. Each handler takes those that it needs with axum's `State`.
+/// The handles of the API. Each handler extracts the ones it needs with axum's `State`.
 #[derive(Debug, Clone)]
 pub(crate) struct Handles {
     pub(crate) state: State,
@@ -75,9 +78,10 @@ pub(crate) struct Handles {
     pub(crate) mps: Mps,
     pub(crate) leases: Leases,
     pub(crate) strays: Strays,
+    pub(crate) slurm: Slurm,
 }
 
-/// Lets handlers extract fields of [`Handles`] by their types.
+/// Lets handlers extract fields of [`Handles`] by type.
 macro_rules! extractable {
     ($($field:ident: $type:ty),* $(,)?) => {
         $(impl FromRef<Handles> for $type {
@@ -108,9 +112,10 @@ extractable! {
     mps: Mps,
     leases: Leases,
     strays: Strays,
+    slurm: Slurm,
 }
 
-/// The whole API.
+/// Returns the router of the whole API.
 pub(crate) fn router(handles: Handles) -> Router {
     Router::new()
         .route("/v1/version", get(health::version))
@@ -140,6 +145,8 @@ pub(crate) fn router(handles: Handles) -> Router {
         .route("/v1/leases/{id}/release", post(leases::release))
         .route("/v1/leases/{id}/renew", post(leases::renew))
         .route("/v1/leases/{id}/revoke", post(leases::revoke))
+        .route("/v1/slurm/jobs", post(slurm::start))
+        .route("/v1/slurm/jobs/end", post(slurm::end))
         .route("/v1/processes", get(processes::list))
         .route("/v1/operations", get(operations::list))
         .route("/v1/operations/{id}", get(operations::one))

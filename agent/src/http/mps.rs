@@ -17,10 +17,10 @@ use crate::{
     mps::{self, Act, Mps},
 };
 
-/// Lines of each log: the default, and the limit.
+/// Default and maximum number of lines of each log.
 const LINES: (usize, usize) = (50, 2000);
 
-/// Targets that are shared through MPS, by GPU.
+/// Lists the targets that are shared through MPS, by GPU.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps", operation_id = "listMps", tag = "mps",
     responses((status = 200, description = "The answer", body = Vec<MpsDaemon>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -34,7 +34,9 @@ pub(super) async fn list(
     limiter.answer(&caller, StatusCode::OK, list).await
 }
 
-/// One target, its daemon looked at now.
+/// Returns one target with its daemon.
+///
+/// For administrators gpushd polls the daemon first. For other users the answer may be a second old.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps/{target}", operation_id = "getMps", tag = "mps",
     params(("target" = String, Path, description = "Index of a GPU, `0:2g.20gb@2`, short name, or UUID or its beginning")),
@@ -47,7 +49,7 @@ pub(super) async fn one(
     Ok(Json(mps::one(&mps, &caller, &target).await?))
 }
 
-/// Starts a daemon that was stopped, or given up.
+/// Starts a daemon that was stopped, is draining, or failed too often. For administrators.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/start", operation_id = "startMps", tag = "mps", request_body = MpsEndRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -63,7 +65,9 @@ pub(super) async fn start(
     act((mps, requests), caller, header, target, Act::Start, how).await
 }
 
-/// Stops a daemon; it stays so until it is started. Refused under clients unless they shall be ended.
+/// Stops a daemon until it is started again. For administrators.
+///
+/// While clients or leases use the daemon, the request is refused unless `force` is set.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/stop", operation_id = "stopMps", tag = "mps", request_body = MpsEndRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -79,7 +83,9 @@ pub(super) async fn stop(
     act((mps, requests), caller, header, target, Act::Stop, how).await
 }
 
-/// Stops a daemon and starts another. Refused under clients unless they shall be ended.
+/// Restarts a daemon. For administrators.
+///
+/// While clients or leases use the daemon, the request is refused unless `force` is set.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/restart", operation_id = "restartMps", tag = "mps", request_body = MpsEndRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -95,7 +101,9 @@ pub(super) async fn restart(
     act((mps, requests), caller, header, target, Act::Restart, how).await
 }
 
-/// Lets nobody in any more, and stops the daemon when its clients have ended, or their time is up.
+/// Drains a daemon. For administrators.
+///
+/// gpushd admits no new clients. It stops the daemon when the clients have ended, or at the deadline.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/drain", operation_id = "drainMps", tag = "mps", request_body = MpsEndRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -131,7 +139,7 @@ async fn act(
     }
 }
 
-/// Sets what clients may have, above the config's rule.
+/// Sets limits for clients, which override those of the rule. For administrators.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/settings", operation_id = "setMps", tag = "mps", request_body = MpsSetRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
@@ -166,7 +174,9 @@ pub(super) struct Lines {
     all: Option<bool>,
 }
 
-/// The last lines of a daemon's logs, for admins: its clients' doings stand there.
+/// Returns the last lines of a daemon's logs. For administrators.
+///
+/// Other users may not read the logs, because they contain messages about all clients.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps/{target}/logs", operation_id = "getMpsLogs", tag = "mps",
     params(("target" = String, Path, description = "As for one target"), ("lines" = Option<usize>, Query, description = "Last lines of each file; 50 by default, 2000 at most"), ("all" = Option<bool>, Query, description = "`true`: also what only gpushd's own questions to the daemon have left there")),

@@ -24,7 +24,7 @@ use crate::{
     state::{self, overridden, readings::Readings},
 };
 
-/// Overrides that stand, in the order in which they were made.
+/// Lists the active overrides, in the order in which they were made.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/overrides", operation_id = "listOverrides", tag = "config",
     responses((status = 200, description = "The answer", body = Overrides), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -36,15 +36,16 @@ pub(super) async fn list(
 ) -> Result<Response, Failure> {
     let (generation, viewer) = (state.now().generation, caller.viewer);
     let list = async move {
-        // Overrides are in force without a driver, too.
+        // Without a driver, overrides are active too.
         let gpus = readings.host().await.map(|observed| observed.gpus(viewer)).unwrap_or_default();
         Ok::<Overrides, Failure>(Overrides { generation, overrides: overrides::all(&state, &gpus, viewer) })
     };
     Ok(tagged(limiter.answer(&caller, StatusCode::OK, list).await?, generation))
 }
 
-/// Ends the override of a GPU. What stands on it is left as it is, unless `auto_reconcile` says
-/// otherwise.
+/// Clears the override of a GPU. For administrators.
+///
+/// The GPU stays as it is, unless `auto_reconcile` is on.
 #[cfg_attr(test, utoipa::path(
     delete, path = "/v1/overrides/{gpu}", operation_id = "endOverride", tag = "config",
     params(
@@ -67,7 +68,7 @@ pub(super) async fn end(
     let gpus = readings.host().await.map(|observed| observed.gpus(caller.viewer));
     let (uuid, index, label) = meant(&state, &gpus, &gpu)?;
     let (known, expected) = (state.clone(), if_match.0);
-    // Recorded and applied even if the caller is gone.
+    // Recorded and applied even if the caller disconnects.
     let ending = async move { overrides::clear(&known, &store, uuid, &label, by, expected).await };
     let ended = requests.carry_out(ending).await;
     let (ended, generation) = ended.map_err(|error| if_match.failure(&state, error))?;
@@ -75,7 +76,7 @@ pub(super) async fn end(
     Ok(tagged(Json(answer).into_response(), generation))
 }
 
-/// Finds the GPU that a text names: by any selector, or, without a driver, by its UUID.
+/// Finds the GPU that a text names: by any selector, or by its UUID if there is no driver.
 fn meant(
     state: &state::State,
     gpus: &Result<Vec<Gpu>, ApiError>,
@@ -96,7 +97,7 @@ fn meant(
                 Err(ApiError::new(Code::BadRequest, message).hint("clear the overrides one GPU at a time"))
             }
         },
-        // A GPU that the driver does not show can still have an override.
+        // A GPU that the driver does not list can still have an override.
         Err(_) if state.override_of(text).is_some() => Ok((text.to_owned(), None, text.to_owned())),
         Err(error) => Err(error),
     }

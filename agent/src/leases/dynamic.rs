@@ -6,7 +6,8 @@
 //!                             └ refused: nothing is recorded          └ also after a crash: recovery ends the operation
 //! ```
 //!
-//! The operation goes on when the client disconnects. The lease is then ended like any other whose client is gone.
+//! The operation continues if the client disconnects. gpushd then ends the lease, as it ends every lease whose client
+//! has disconnected.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,17 +15,22 @@ use gpush_api::{Actor, ApiError, Code, LeaseGrant, LeaseId, LeaseMember, LeaseRe
 use gpush_core::lease::{placement::Assignment, request::spec};
 use gpush_store::{LeaseRecord, LeaseSource, OperationId};
 
-use super::{Leases, grant::audit, life, show};
+use super::{
+    Leases,
+    bind::{self, Bound, Moving},
+    grant::{answer, audit},
+    life, show,
+};
 use crate::{
     apply::Creation,
     caller::{Caller, Viewer},
     idempotency::Key,
     lanes::Claim,
     operation::Also,
-    state::OpenLease,
+    state::{OpenLease, ReservationId},
 };
 
-/// What a dynamic grant creates, with the lanes of its GPUs.
+/// The MIG devices that a dynamic grant creates, with the claim on the lanes of their GPUs.
 #[derive(Debug)]
 pub(super) struct Missing {
     pub(super) assignment: Assignment,
@@ -34,7 +40,7 @@ pub(super) struct Missing {
 /// Begins the operation of a dynamic grant. Returns the lease, which is granting.
 ///
 /// # Errors
-/// When the instances cannot be created any more, or nothing can be recorded; then there is no operation.
+/// If the instances can no longer be created, or if nothing can be recorded. Then there is no operation.
 pub(super) async fn begin(
     leases: &Leases,
     source: LeaseSource,
@@ -48,9 +54,10 @@ pub(super) async fn begin(
         LeaseSource::Queued(id) => asked_by(leases, *id)?,
     };
     let recorded: Arc<Mutex<Option<LeaseRecord>>> = Arc::default();
-    let (slot, text) = (Arc::clone(&recorded), spec(request));
+    let (slot, text, epoch) = (Arc::clone(&recorded), spec(request), leases.handles.store.epoch().to_owned());
     let also: Also = Box::new(move |tx, operation| {
         let record = tx.begin_lease(source.clone(), members.clone(), operation.id)?;
+        let record = bind::record(tx, &epoch, record)?;
         if let Some(key) = &key {
             key.keep_with(tx, record.id.0)?;
         }
@@ -74,35 +81,45 @@ fn asked_by(leases: &Leases, id: LeaseId) -> Result<Actor, ApiError> {
     table.open.get(&id).map(|lease| lease.record.asked_by.clone()).ok_or_else(|| show::unknown(id))
 }
 
-/// A lease that is granting, with its operation, which is not executed yet.
+/// A lease that is granting, with its operation. The operation is not executed yet.
 pub(super) struct Begun {
     pub(super) record: LeaseRecord,
     creation: Creation,
 }
 
 impl Begun {
+    /// Puts the lease into the table, in place of its reservation.
+    pub(super) fn put(&self, leases: &Leases, reservation: ReservationId) {
+        leases.handles.state.change_leases(|table| {
+            table.reserved.remove(&reservation);
+            table.put(self.record.clone());
+        });
+    }
+
     /// Executes the operation, and waits for its end. The lease must be in the table.
     ///
     /// # Errors
-    /// Why the operation did not create the devices.
-    pub(super) async fn finish(self, leases: &Leases, viewer: Viewer) -> Result<LeaseGrant, ApiError> {
+    /// Says why the operation did not create the devices, or why the caller was not moved into its scope.
+    pub(super) async fn finish(self, leases: &Leases, viewer: Viewer, bound: &Bound) -> Result<LeaseGrant, ApiError> {
         let (id, operation) = (self.record.id, self.record.operation);
+        let moving = Moving::begin(leases, &self.record, bound);
         life::watch(leases, id);
         self.creation.execute(&leases.handles.engine);
         decided(leases, id).await;
-        let table = leases.handles.state.leases();
-        match table.open.get(&id) {
-            Some(lease) if lease.state.name() == LeaseState::Active => show::granted(leases, lease, viewer),
-            Some(_) | None => Err(not_created(leases, id, operation).await),
+        let is_active = |lease: &OpenLease| lease.state.name() == LeaseState::Active;
+        if leases.handles.state.leases().open.get(&id).is_some_and(is_active) {
+            return answer(leases, id, viewer, bound, moving).await;
         }
+        drop(moving);
+        Err(not_created(leases, id, operation).await)
     }
 }
 
-/// Waits while the operation of a lease creates its devices.
+/// Waits until the operation of a lease has ended, with or without devices.
 pub(super) async fn decided(leases: &Leases, id: LeaseId) {
     let mut snapshots = leases.handles.state.watch();
     let is_granting = |lease: &OpenLease| lease.state.name() == LeaseState::Granting;
-    // The sender lives as long as the state.
+    // `wait_for` fails only without a sender, and the state keeps the sender.
     let _decided = snapshots.wait_for(|host| !host.leases.open.get(&id).is_some_and(is_granting)).await.is_ok();
 }
 
@@ -118,12 +135,12 @@ async fn not_created(leases: &Leases, id: LeaseId, operation: Option<OperationId
     }
 }
 
-/// Cancels the operation of a lease that is granting. Returns the error if that cannot be recorded.
+/// Cancels the operation of a lease that is granting. Returns an error if the cancellation cannot be recorded.
 pub(super) async fn cancel(leases: &Leases, caller: &Caller, record: &LeaseRecord) -> Result<(), ApiError> {
     let Some(operation) = record.operation else { return Ok(()) };
     let by = caller.actor(leases.handles.users.user(caller.peer.uid).await);
     match leases.handles.engine.operations.cancel(&operation.to_string(), by, None).await {
-        // It has ended meanwhile; then the lease is active or has ended.
+        // The operation has ended meanwhile, so the lease is active or has ended.
         Ok(_) => Ok(()),
         Err(error) if error.code == Code::Conflict => Ok(()),
         Err(error) => Err(error),

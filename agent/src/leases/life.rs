@@ -6,7 +6,8 @@
 //!                            └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! Each open lease has one task. It waits for the bound process to end. While the lease is releasing, it also waits for
+//! Each open lease has one task. It waits for the end of what the lease is bound to: a process, or the last one in a
+//! cgroup. While the lease is releasing, it also waits for
 //! the processes of the lease, by their pidfds. After each end it asks the driver and the MPS daemon again; for
 //! processes without a pidfd it asks at intervals.
 
@@ -19,6 +20,7 @@ use std::{
 use gpush_api::{AtLeaseEnd, EndReason, GpuState, LeaseBinding, LeaseId, LeaseMember, LeaseState};
 use gpush_core::lease::machine::{self, Effect, EndProcesses, Event};
 use gpush_host::{
+    cgroup,
     pidfd::{AsyncPidFd, PidFd},
     proc,
 };
@@ -145,8 +147,8 @@ async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
         match lease.state.name() {
             LeaseState::Active => tokio::select! {
-                () = bound_process_ends(&lease) => {
-                    tracing::info!("lease {id}: the process that it is bound to has ended");
+                () = binding_ends(leases, &lease) => {
+                    tracing::info!(lease = %id, "lease {id}: its binding has ended");
                     let effects = apply(leases, id, Event::BindingEnded);
                     if effects.contains(&Effect::CloseAdmission) {
                         mps::admit(&leases.handles.mps, &lease.record.members).await;
@@ -167,11 +169,26 @@ async fn follow(leases: &Leases, id: LeaseId, changed: &Notify) {
     }
 }
 
-/// Waits until the process that a lease is bound to has ended; for ever when it is bound to none.
-async fn bound_process_ends(lease: &OpenLease) {
-    let LeaseBinding::Process { pid: Some(pid), start } = lease.record.binding else {
-        return std::future::pending().await;
-    };
+/// Waits until what a lease is bound to has ended; for ever when it is bound to nothing.
+async fn binding_ends(leases: &Leases, lease: &OpenLease) {
+    match &lease.record.binding {
+        // The task is woken when the scope has been created.
+        LeaseBinding::Scope { .. } if leases.moving().contains(&lease.id()) => std::future::pending().await,
+        LeaseBinding::Scope { cgroup: Some(cgroup), .. } | LeaseBinding::Cgroup { cgroup: Some(cgroup) } => {
+            cgroup::emptied(cgroup).await;
+        }
+        LeaseBinding::Process { pid: Some(pid), start } => process_ends(lease.id(), *pid, *start).await,
+        LeaseBinding::Scope { cgroup: None, .. }
+        | LeaseBinding::Cgroup { cgroup: None }
+        | LeaseBinding::Process { pid: None, .. }
+        | LeaseBinding::Job { .. }
+        | LeaseBinding::Time
+        | LeaseBinding::None => std::future::pending().await,
+    }
+}
+
+/// Waits until the process that a lease is bound to has ended.
+async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
     loop {
         match AsyncPidFd::open(pid) {
             // Opened before the start is compared: the descriptor is of the process that has this start.
@@ -179,7 +196,7 @@ async fn bound_process_ends(lease: &OpenLease) {
             Ok(_) => return,
             // Too many open files: its end is noticed later.
             Err(error) => {
-                tracing::warn!(pid, "cannot watch the process that lease {} is bound to: {error}", lease.id());
+                tracing::warn!(lease = %id, pid, "cannot watch the process that lease {id} is bound to: {error}");
                 tokio::time::sleep(UNKNOWN).await;
                 if proc::start(pid) != start {
                     return;
@@ -216,7 +233,7 @@ async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
                     return;
                 }
                 Err(error) => {
-                    tracing::error!("cannot record the end of lease {id}, trying again: {error}");
+                    tracing::error!(lease = %id, "cannot record the end of lease {id}, trying again: {error}");
                     apply(leases, id, Event::EndNotRecorded);
                     tokio::time::sleep(RETRY).await;
                     effects = apply(leases, id, Event::Tick);
@@ -224,7 +241,7 @@ async fn finish(leases: &Leases, id: LeaseId, changed: &Notify) {
             }
         }
         note(leases, &lease, &left).await;
-        end_processes(leases, id, &lease, &left);
+        end_processes(leases, id, &lease, &left).await;
         let is_known = left.remaining.driver.is_some() && left.remaining.daemon.is_some();
         let longest = if is_known { PROBE.1 } else { UNKNOWN };
         pause = pause.min(longest);
@@ -281,7 +298,7 @@ async fn note(leases: &Leases, lease: &OpenLease, left: &Left) {
                 }
             }),
             // After a restart the lease is active, and its end begins again.
-            Err(error) => tracing::error!("cannot record that lease {id} is releasing: {error}"),
+            Err(error) => tracing::error!(lease = %id, "cannot record that lease {id} is releasing: {error}"),
         }
     }
     if lease.waits_for != words {
@@ -294,7 +311,7 @@ async fn note(leases: &Leases, lease: &OpenLease, left: &Left) {
 }
 
 /// Sends the signals that are due to the processes of a lease.
-fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &Left) {
+async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &Left) {
     let signal = apply(leases, id, Event::Tick).into_iter().find_map(|effect| match effect {
         Effect::Terminate => Some(Signal::SIGTERM),
         Effect::Kill => Some(Signal::SIGKILL),
@@ -308,13 +325,17 @@ fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &Left) {
     let Some(signal) = signal.or(killed.then_some(Signal::SIGKILL)) else { return };
     for pid in &left.own {
         let Ok(Some(process)) = PidFd::open(*pid) else { continue };
+        if signal == Signal::SIGKILL {
+            // A client that is killed while it computes may take its server along.
+            mps::terminate(&leases.handles.mps, *pid).await;
+        }
         // While the descriptor is open, the pid is that of this process.
         if proc::owner(*pid) != Some(lease.record.holder.uid) {
             continue;
         }
         match process.signal(signal) {
-            Ok(()) => tracing::info!(pid, "lease {id}: sent {signal}"),
-            Err(error) => tracing::warn!(pid, "lease {id}: cannot send {signal}: {error}"),
+            Ok(()) => tracing::info!(lease = %id, pid, "lease {id}: sent {signal}"),
+            Err(error) => tracing::warn!(lease = %id, pid, "lease {id}: cannot send {signal}: {error}"),
         }
     }
 }
@@ -326,7 +347,7 @@ async fn write_end(leases: &Leases, lease: &OpenLease, reason: EndReason) -> Res
         tx.audit(ended_by_gpushd(&record, "lease.end", reason.name())).map(|_| ())
     });
     written.await?;
-    tracing::info!(uid = lease.record.holder.uid, "lease {id} ended: {reason}");
+    tracing::info!(lease = %id, uid = lease.record.holder.uid, "lease {id} ended: {reason}");
     Ok(())
 }
 
@@ -353,7 +374,7 @@ pub(super) async fn record_end(leases: &Leases, id: LeaseId, reason: EndReason) 
         return;
     }
     while let Err(error) = write_end(leases, &lease, reason).await {
-        tracing::error!("cannot record the end of lease {id}, trying again: {error}");
+        tracing::error!(lease = %id, "cannot record the end of lease {id}, trying again: {error}");
         tokio::select! {
             () = leases.handles.stopping.cancelled() => break,
             () = tokio::time::sleep(RETRY) => {}
@@ -370,7 +391,7 @@ async fn expire(leases: Leases) {
         let active = || table.open.values().filter(|lease| lease.state.name() == LeaseState::Active);
         let over: Vec<LeaseId> = active().filter(|lease| lease.has_expired(wall, at)).map(OpenLease::id).collect();
         for id in over {
-            tracing::info!("lease {id} has expired");
+            tracing::info!(lease = %id, "lease {id} has expired");
             begin_end(&leases, id, Event::Expired(None)).await;
         }
         let next = leases.handles.state.leases();
@@ -399,7 +420,7 @@ async fn lost(leases: Leases) {
             .map(OpenLease::id)
             .collect();
         for id in gone {
-            tracing::warn!("lease {id}: its GPU or MIG device is gone");
+            tracing::warn!(lease = %id, "lease {id}: its GPU or MIG device is gone");
             begin_end(&leases, id, Event::GpuLost).await;
         }
         forget_gone(&leases, &host).await;

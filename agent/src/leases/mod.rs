@@ -1,4 +1,4 @@
-//! Leases: shares of GPUs for users. The decisions are in [`gpush_core::lease`]; this module executes them.
+//! Leases: shares of GPUs for users. [`gpush_core::lease`] decides; this module executes the decisions.
 //!
 //! ```text
 //! request ─► resolved ─► placed and reserved ─► committed ─► admitted, answered      released, revoked, expired,
@@ -10,27 +10,31 @@
 //!                                          end recorded, capacity free ◄── no process left ┘
 //! ```
 //!
-//! Open leases are data in [`crate::state`]. A grant is reserved there under the placement lock, committed outside of
-//! it, and undone on a definite failure. When the outcome of a commit is not known, the capacity stays reserved until
-//! gpushd restarts. Capacity becomes free only after the end of a lease is durable.
+//! [`crate::state`] holds the open leases. A grant is reserved there under the placement lock. It is committed without
+//! the lock, and undone if the commit fails. If the outcome of a commit is not known, the capacity stays reserved until
+//! gpushd restarts. Capacity becomes free only after the end of a lease is on disk.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `request` | what a request means on this host: holder, share, GPUs, binding |
+//! | `request` | what a request means on this host: holder, share, GPUs |
+//! | `bind` | what a lease is bound to: a scope, a cgroup, a process |
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
 //! | `grant` | placing, reserving, committing |
 //! | `dynamic` | grants that create MIG devices |
 //! | `explain` | why a request has no assignment |
 //! | `queue` | requests that wait |
 //! | `change` | release, renewal, revocation |
+//! | `job` | leases of Slurm jobs |
 //! | `life` | the end of a lease: bindings, expiry, processes that are left |
 //! | `processes` | which processes of a lease are left |
 //! | `show` | leases as the API shows them |
 
+mod bind;
 mod change;
 mod dynamic;
 mod explain;
 mod grant;
+mod job;
 mod life;
 mod offers;
 mod processes;
@@ -39,7 +43,7 @@ mod request;
 mod show;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Deref,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -60,20 +64,22 @@ use crate::{
 };
 
 pub(crate) use self::{
+    bind::{Scopes, health},
     change::{release, renew, revoke},
-    grant::{Outcome, request},
+    grant::{Delivery, Outcome, request},
+    job::{JobKey, JobTerms, end_job, environment_of_job, of_job, request_for_job},
     life::run,
     show::{all, environment, one},
 };
 
-/// What leases are granted with.
+/// The parts of gpushd that leases use.
 #[derive(Debug)]
 pub(crate) struct Handles {
-    /// What is known about the host, the open leases included.
+    /// What gpushd knows about the host, including the open leases.
     pub(crate) state: State,
     /// Readings of the GPUs.
     pub(crate) readings: Readings,
-    /// The order of arrival, and which GPUs operations have claimed.
+    /// The order of arrival, and the GPUs that operations have claimed.
     pub(crate) lanes: Lanes,
     /// Operations that create MIG devices.
     pub(crate) engine: Engine,
@@ -81,17 +87,19 @@ pub(crate) struct Handles {
     pub(crate) mps: Mps,
     /// Records of leases.
     pub(crate) store: Store,
+    /// Creates scopes of leases.
+    pub(crate) scopes: Scopes,
     /// Names of users.
     pub(crate) users: Users,
     /// Idempotency keys and their answers.
     pub(crate) idempotency: Idempotency,
-    /// Work that must end before gpushd does.
+    /// Tasks that must end before gpushd exits.
     pub(crate) tasks: TaskTracker,
     /// Cancelled when gpushd stops.
     pub(crate) stopping: CancellationToken,
 }
 
-/// The leases of this host. A handle, cheap to clone.
+/// The leases of this host. A handle; clones are cheap and share the state.
 #[derive(Debug, Clone)]
 pub(crate) struct Leases(Arc<Inner>);
 
@@ -99,17 +107,19 @@ pub(crate) struct Leases(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     handles: Handles,
-    /// Locked from the placement of a request until its capacity is reserved. Never across an await.
+    /// Locked from the placement of a request until its capacity is reserved. Never held across an await.
     placing: Mutex<()>,
-    /// Requests that wait, by their position in the order of arrival.
+    /// Waiting requests, by their position in the order of arrival.
     waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
-    /// Requests that are being recorded as queued, by the uid of their holder.
+    /// Number of requests that are being recorded as queued, by the uid of their holder.
     entering: Mutex<BTreeMap<u32, usize>>,
-    /// Leases with a task that watches for their end.
+    /// Leases with a task that waits for their end.
     watched: Mutex<BTreeMap<LeaseId, Arc<Notify>>>,
+    /// Leases whose scope is being created.
+    moving: Mutex<BTreeSet<LeaseId>>,
     /// Wakes the queue: capacity became free, or a request came.
     queue_changed: Notify,
-    /// Wakes the task that ends expired leases: a lease with an end time was granted or renewed.
+    /// Wakes the task that ends expired leases, after a lease with an end time was granted or renewed.
     ends_changed: Notify,
 }
 
@@ -122,7 +132,7 @@ impl Deref for Leases {
 }
 
 impl Leases {
-    /// Creates the handle. The open leases are in the state already.
+    /// Creates the handle. The state already has the open leases.
     pub(crate) fn new(handles: Handles) -> Self {
         Self(Arc::new(Inner {
             handles,
@@ -130,12 +140,13 @@ impl Leases {
             waiting: Mutex::default(),
             entering: Mutex::default(),
             watched: Mutex::default(),
+            moving: Mutex::default(),
             queue_changed: Notify::new(),
             ends_changed: Notify::new(),
         }))
     }
 
-    /// Where members are placed when there is a choice.
+    /// Returns the placement policy: which of several possible places a member gets.
     fn policy(&self) -> Policy {
         self.handles.state.config().leases.placement
     }
@@ -154,6 +165,10 @@ impl Leases {
 
     fn watched(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<Notify>>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn moving(&self) -> MutexGuard<'_, BTreeSet<LeaseId>> {
+        self.moving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wakes what may go on now that capacity is free.

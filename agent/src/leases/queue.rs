@@ -1,4 +1,4 @@
-//! Requests that wait for capacity, in one order of arrival with operations.
+//! Requests that wait for capacity. They share one order of arrival with operations.
 //!
 //! ```text
 //! enter ─► recorded as queued ─► each pass: ─┬─ room ─────────────► reserved, committed ─► answered
@@ -8,8 +8,8 @@
 //! client disconnected ─► ended: cancelled
 //! ```
 //!
-//! The order is that of [`crate::lanes`]. Each pass decides about all entries with [`gpush_core::lease::queue`]. What an
-//! entry reserves is noted in the lanes, so that an operation that came later does not take it away.
+//! [`crate::lanes`] keeps the order. Each pass decides about all entries with [`gpush_core::lease::queue`]. It notes in
+//! the lanes what each entry reserves, so that a later operation does not take that capacity.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -38,17 +38,17 @@ use crate::{
     lanes::{self, Need, Needs, Place, Reserve, Ticket},
 };
 
-/// Longest pause between two passes while a request waits.
+/// Maximum pause between two passes while a request waits.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Debug)]
 pub(super) struct Waiting {
     id: LeaseId,
     resolved: Resolved,
     viewer: Viewer,
     key: Option<Key>,
-    /// When it has waited long enough.
+    /// End of the waiting time.
     until: Option<Instant>,
     place: Place,
     reply: Reply,
@@ -56,7 +56,7 @@ pub(super) struct Waiting {
     _lock: Option<OwnedMutexGuard<()>>,
 }
 
-/// A client that waits for its lease. When it is dropped before the answer, the request leaves the queue.
+/// A client that waits for its lease. If it is dropped before the answer, the request leaves the queue.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     leases: Leases,
@@ -68,7 +68,7 @@ impl Waiter {
     /// Waits for the grant.
     ///
     /// # Errors
-    /// When the request ends without a grant.
+    /// If the request ends without a grant.
     pub(crate) async fn granted(mut self) -> Result<LeaseGrant, ApiError> {
         let Some(result) = &mut self.result else { return Err(stopping()) };
         let result = result.await;
@@ -81,7 +81,7 @@ impl Drop for Waiter {
     fn drop(&mut self) {
         let Some(mut result) = self.result.take() else { return };
         result.close();
-        // Granted, and the client has gone before it read that.
+        // The lease was granted, but the client disconnected before it read the answer.
         let granted = result.try_recv().ok().and_then(Result::ok).map(|granted| granted.lease.id);
         let (leases, ticket) = (self.leases.clone(), self.ticket);
         self.leases.handles.tasks.spawn(async move {
@@ -101,7 +101,7 @@ fn stopping() -> ApiError {
         .retryable()
 }
 
-/// A request that is being recorded as queued: it counts for the quota of its holder.
+/// A request that is being recorded as queued. It counts for the quota of its holder.
 struct Entering<'a> {
     leases: &'a Leases,
     holder: u32,
@@ -136,7 +136,7 @@ impl Drop for Entering<'_> {
 /// Records a request as queued.
 ///
 /// # Errors
-/// When a quota denies it, or it cannot be recorded.
+/// If a quota denies the request, or if it cannot be recorded.
 pub(super) async fn enter(
     leases: &Leases,
     caller: &Caller,
@@ -169,8 +169,8 @@ pub(super) async fn enter(
     Ok(Waiter { leases: leases.clone(), ticket, result: Some(result) })
 }
 
-/// The queue as the decisions need it: waiting operations and leases, in order of arrival. The caller has the placement
-/// lock.
+/// Returns the queue in the form that the decisions need: waiting operations and leases, in order of arrival. The
+/// caller holds the placement lock.
 pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
     let waiting = leases.waiting();
     let mut queue = order::Queue::default();
@@ -221,11 +221,11 @@ pub(super) async fn run(leases: Leases) {
             () = tokio::time::sleep_until(due), if !is_empty => {}
         }
     }
-    // The clients get an answer. The records stay queued: gpushd cancels them when it starts again.
+    // The clients get an answer. The records stay queued; gpushd cancels them at its next start.
     leases.waiting().clear();
 }
 
-/// Decides about all requests that wait.
+/// Decides about all waiting requests.
 async fn pass(leases: &Leases) {
     let now = Instant::now();
     let is_over = |waiting: &Waiting| waiting.reply.is_closed() || waiting.until.is_some_and(|until| until <= now);
@@ -235,7 +235,7 @@ async fn pass(leases: &Leases) {
         let reason = if waiting.reply.is_closed() { EndReason::Cancelled } else { EndReason::TimedOut };
         leaves(leases, waiting, reason, None);
     }
-    // Without a driver nothing can be granted; the requests keep waiting.
+    // Without a driver gpushd can grant nothing. The requests continue to wait.
     let Ok(seen) = leases.handles.readings.host().await else { return };
     let gpus = seen.gpus(Viewer::Log);
     let mut granted: Vec<(Waiting, Reserved)> = Vec::new();
@@ -250,7 +250,7 @@ async fn pass(leases: &Leases) {
     }
 }
 
-/// Reserves what can be granted, and removes it from the queue. Notes what the others wait for.
+/// Reserves what can be granted, and removes those requests from the queue. Notes what the other requests wait for.
 fn decide(
     leases: &Leases,
     snapshot: &crate::state::HostState,
@@ -259,7 +259,7 @@ fn decide(
     never: &mut Vec<(Waiting, ApiError)>,
 ) {
     let _placing = leases.placing();
-    // Requests over a quota reserve nothing: their holder must release something first.
+    // A request over a quota reserves nothing: its holder must release a lease first.
     let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
     loop {
         let table = leases.handles.state.leases();
@@ -279,14 +279,14 @@ fn decide(
                 Outcome::Grant(assignment) => match try_take(leases, gpus, &host, ticket, &assignment) {
                     Some(Ok(reserved)) => {
                         granted.extend(leases.waiting().remove(&ticket).map(|waiting| (waiting, reserved)));
-                        // The rest is decided on the host with this grant.
+                        // This grant changes the host. The loop decides about the other requests with the new host.
                         again = true;
                     }
                     Some(Err(error)) => {
                         denied.insert(ticket, error.message);
                         again = true;
                     }
-                    // An operation has claimed the GPU since: its end wakes the queue.
+                    // An operation has claimed the GPU meanwhile. Its end wakes the queue.
                     None => {}
                 },
                 Outcome::Never(why) => {
@@ -360,7 +360,7 @@ fn note(
     show_position(leases, ticket, LeaseQueuePosition { position, behind, reasons });
 }
 
-/// Position among the requests that wait, from 1.
+/// Returns the position among the waiting requests and operations. The first is 1.
 fn position(leases: &Leases, ticket: Ticket) -> u32 {
     let entries = leases.handles.lanes.entries();
     let before = entries.iter().filter(|(one, _)| *one <= ticket).count();
@@ -379,7 +379,7 @@ fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) 
     }
 }
 
-/// What a reservation keeps from operations that came later.
+/// Returns the capacity that a reservation keeps from later operations.
 fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
     let mut needs = Needs::new();
     let Some(assignment) = reserves else { return needs };
@@ -398,20 +398,21 @@ fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
     needs
 }
 
-/// Commits the grant of a request that has waited.
+/// Commits the grant of a waiting request.
 async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     let (id, viewer, key) = (waiting.id, waiting.viewer, waiting.key.clone());
     let request = waiting.resolved.new.request.clone();
-    let granted = grant::commit(leases, viewer, LeaseSource::Queued(id), &request, reserved, key).await;
+    let bound = waiting.resolved.bound.clone();
+    let granted = grant::commit(leases, viewer, LeaseSource::Queued(id), &request, &bound, reserved, key).await;
     let is_queued =
         leases.handles.state.leases().open.get(&id).is_some_and(|lease| lease.state.name() == LeaseState::Queued);
     if let Err(error) = &granted
         && error.retryable
         && is_queued
     {
-        // The GPU has changed since it was placed, or cannot be read for a moment.
-        tracing::info!("lease {id} waits again: {error}");
-        // A pass removes it once its client has gone.
+        // The GPU has changed since the placement, or cannot be read at the moment.
+        tracing::info!(lease = %id, "lease {id} waits again: {error}");
+        // If the client has disconnected, the next pass removes the request.
         if leases.handles.stopping.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_some() {
             leases.waiting().insert(waiting.place.ticket(), waiting);
             leases.queue_changed.notify_one();
@@ -423,7 +424,7 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     match granted {
         Ok(granted) => {
             if reply.send(Ok(granted)).is_err() {
-                // Nobody uses it.
+                // The client has disconnected, so nobody uses the lease.
                 super::life::end_unused(leases, id).await;
             }
         }
@@ -434,13 +435,13 @@ async fn serve(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     }
 }
 
-/// Ends a request that waits, in a task of its own: the record may take long.
+/// Ends a waiting request in a separate task, because recording may take long.
 fn leaves(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
     let leases = leases.clone();
     leases.handles.tasks.clone().spawn(async move { leave(&leases, waiting, reason, error).await });
 }
 
-/// Ends a request that waits.
+/// Ends a waiting request.
 async fn leave(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
     let Waiting { id, place, reply, .. } = waiting;
     drop(place);
@@ -459,7 +460,7 @@ async fn leave(leases: &Leases, waiting: Waiting, reason: EndReason, error: Opti
     leases.capacity_freed();
 }
 
-/// Removes a queued lease on request. Returns whether it waited.
+/// Removes a queued lease on request. Returns whether it was waiting.
 pub(super) async fn cancel(leases: &Leases, id: LeaseId, reason: EndReason) -> bool {
     let removed = {
         let mut waiting = leases.waiting();

@@ -1,6 +1,10 @@
-//! Builds the handles of gpushd, and passes each module those that it uses.
+//! Creates the handles of gpushd, and passes to each module the handles that it uses.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::Context;
 use gpush_api::ApiError;
@@ -18,37 +22,39 @@ use crate::{
     http::{self, requests::Requests, response_limiter::ResponseLimiter},
     idempotency::Idempotency,
     lanes::Lanes,
-    leases::{self, Leases},
+    leases::{self, Leases, Scopes},
     maintenance::MaintenanceControl,
     modes::{driver::Driver, mig::MigMode},
     mps::{self, Mps},
     operation::Operations,
+    options::MPS_DIRECTORY,
     outside::Outside,
     processes::{self, SeenLeases, Strays},
     recover::LossAcceptance,
     reload::{self, Differences, Inbox, Reload},
     settings::Settings,
     shared_gpus::SharedGpus,
+    slurm::Slurm,
     startup::{self, Due, Startup},
     state::{Commits, Conditions, Events, Initial, Overrides, State, readings::Readings},
     timeslice::Timeslice,
 };
 
-/// Where gpushd runs.
+/// The surroundings of gpushd.
 pub(super) struct HostOrigin {
-    /// The boot's id, or why it is not known.
+    /// The boot id, or why it is not known.
     pub(super) boot: Result<String, ApiError>,
     /// Root of the host's file system.
     pub(super) host_root: PathBuf,
-    /// Helper units and other processes of the host.
+    /// Access to helper units and other processes of the host.
     pub(super) outside: Arc<Outside>,
     /// Directory of MPS daemons.
     pub(super) mps_dir: PathBuf,
-    /// Directory of NVIDIA's MPS programs, if not the config's.
+    /// Directory of NVIDIA's MPS programs, used if the config keeps the default paths.
     pub(super) mps_programs: Option<PathBuf>,
 }
 
-/// What `life` runs.
+/// The parts that `life` runs.
 pub(super) struct Parts {
     /// Queues and begins operations.
     pub(super) engine: Engine,
@@ -58,30 +64,31 @@ pub(super) struct Parts {
     pub(super) timeslice: Timeslice,
     /// Settings of whole GPUs while they are shared.
     pub(super) shared_gpus: SharedGpus,
-    /// Takes over operations that an earlier gpushd left.
+    /// Takes over operations that a previous gpushd left unfinished.
     pub(super) recovery: Recovery,
-    /// What handlers of requests use.
+    /// Handles for requests.
     pub(super) handles: http::Handles,
-    /// What the layouts at start use.
+    /// Handles for the layouts at start.
     pub(super) startup: startup::Handles,
     /// Reloads the config.
     pub(super) reload: Reload,
-    /// Reloads that requests ask for.
+    /// Receives requests for reloads.
     pub(super) inbox: Inbox,
-    /// Operations that an earlier gpushd left, oldest first.
+    /// Operations that a previous gpushd left unfinished, oldest first.
     pub(super) unfinished: Vec<UnfinishedOperation>,
-    /// Those on whose GPUs a later operation began, so they must have ended: each with the later one.
+    /// Unfinished operations that were followed by another operation on their GPUs, with that operation. So they must
+    /// have ended.
     pub(super) superseded: BTreeMap<OperationId, OperationId>,
     /// The boot id, or a placeholder.
     pub(super) boot_id: String,
-    /// The layouts that are due on this boot.
+    /// The work at start that is due on this boot.
     pub(super) due: Due,
 }
 
-/// Builds everything; nothing runs yet but the driver's supervisor and the thread that resolves users.
+/// Creates everything. Only the supervisor of the driver and the thread for user lookups run after this.
 ///
 /// # Errors
-/// When a thread cannot be started.
+/// If a thread cannot be started.
 pub(super) fn compose(
     settings: Settings,
     origin: HostOrigin,
@@ -156,6 +163,7 @@ pub(super) fn compose(
         stopping: stopping.clone(),
         own_uid,
     };
+    let scopes = Scopes::new(mps_dir == Path::new(MPS_DIRECTORY));
     let mps = Mps::new(mps_dir, mps_programs, mps_targets, mps_handles);
     let strays = Strays::new(
         state.clone(),
@@ -207,6 +215,19 @@ pub(super) fn compose(
         tasks,
         stopping: stopping.clone(),
     });
+    let leases = Leases::new(leases::Handles {
+        state: state.clone(),
+        readings: readings.clone(),
+        lanes: lanes.clone(),
+        engine: Arc::clone(&engine),
+        mps: mps.clone(),
+        store: store.clone(),
+        scopes,
+        users: users.clone(),
+        idempotency: idempotency.clone(),
+        tasks: engine.tasks.clone(),
+        stopping: stopping.clone(),
+    });
     let health = Health::new(Sources {
         state: state.clone(),
         readings: readings.clone(),
@@ -221,21 +242,10 @@ pub(super) fn compose(
             check(&shared_gpus, SharedGpus::health),
             check(&mps, mps::health),
             check(&strays, processes::health),
+            check(&leases, leases::health),
             check(&notes, |notes| durable::health(notes).collect()),
             check(&store, |store| store.trouble().map(ApiError::from).into_iter().collect()),
         ],
-    });
-    let leases = Leases::new(leases::Handles {
-        state: state.clone(),
-        readings: readings.clone(),
-        lanes: lanes.clone(),
-        engine: Arc::clone(&engine),
-        mps: mps.clone(),
-        store: store.clone(),
-        users: users.clone(),
-        idempotency: idempotency.clone(),
-        tasks: engine.tasks.clone(),
-        stopping: stopping.clone(),
     });
     let authorization = Authorization::new(state.clone(), users, store.clone(), own_uid);
     let requests = Requests {
@@ -246,6 +256,7 @@ pub(super) fn compose(
         stopping: stopping.clone(),
         read_only,
     };
+    let slurm = Slurm::new(leases.clone(), readings.clone(), store.clone(), requests.read_only.clone());
     let host_lock = Arc::default();
     let maintenance = MaintenanceControl {
         state: state.clone(),
@@ -304,6 +315,7 @@ pub(super) fn compose(
         mps,
         leases,
         strays,
+        slurm,
     };
     Ok(Parts {
         engine,
@@ -322,7 +334,7 @@ pub(super) fn compose(
     })
 }
 
-/// Makes a check of a part, which it keeps a handle to.
+/// Creates a health check that holds a handle of the part.
 fn check<T: Clone + Send + Sync + 'static>(
     of: &T,
     check: impl Fn(&T) -> Vec<ApiError> + Send + Sync + 'static,

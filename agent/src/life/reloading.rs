@@ -1,4 +1,4 @@
-//! A reload of the config, with the socket and the log, which are gpushd's own.
+//! A reload of the config, including the socket and the log.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,11 +14,11 @@ use crate::{
     state::words,
 };
 
-/// What a reload puts into force besides the state: the access of the socket, and the level of the log.
+/// What a reload changes in addition to the state: the access of the socket, and the level of the log.
 pub(super) struct Reloading<'a> {
     pub(super) reload: &'a Reload,
     pub(super) socket_file: &'a SocketFile,
-    /// `None` when the command line sets the level.
+    /// `None` if the command line sets the log level.
     pub(super) level: Option<&'a Log>,
 }
 
@@ -26,7 +26,7 @@ impl Reloading<'_> {
     /// Reads the config again, and reports the result in the log, as an event and to systemd.
     ///
     /// # Errors
-    /// Those of [`Reload::carry_out`].
+    /// As [`Reload::carry_out`].
     pub(super) async fn carry_out(&self, wish: Wish) -> Result<Reloaded, ApiError> {
         let Self { reload: Reload { settings, state, .. }, socket_file, level } = self;
         let in_force = Mutex::new(settings.config().as_ref().clone());

@@ -1,10 +1,10 @@
 //! Accounts: the user or service to which a connection counts.
 //!
-//! A user with a range of subordinate uids (`/etc/subuid`) can connect as any of them, through user namespaces.
-//! All these connections count to that user. Members of the admin groups have reserved connections.
+//! A user with a range of subordinate uids (`/etc/subuid`) can connect as any of them, through user namespaces. All
+//! these connections count to that user. Members of the admin groups have reserved connections.
 //!
-//! Both need lookups of users and groups, which may take seconds with a directory service. So lookups run in
-//! the background, and the accept loop uses the last result.
+//! Both need lookups of users and groups, which may take seconds with a directory service. So lookups run in the
+//! background, and the accept loop uses the last result.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ const MOST: usize = 100_000;
 pub(crate) enum Account {
     /// The user with this uid, including subordinate uids.
     User(u32),
-    /// The subordinate uids from this one on, whose owner is unknown or privileged.
+    /// A range of subordinate uids, by its first uid. Its owner is unknown or root.
     Range(u32),
 }
 
@@ -44,7 +44,7 @@ struct Range {
 /// The result of the last lookup.
 #[derive(Debug, Default)]
 struct AccountLookup {
-    /// Ordered by their first uid.
+    /// Sorted by first uid.
     ranges: Vec<Range>,
     /// Groups whose members are administrators.
     admin_groups: Vec<u32>,
@@ -55,13 +55,13 @@ struct AccountLookup {
 pub(crate) struct Accounts(Arc<RwLock<AccountLookup>>);
 
 impl Accounts {
-    /// Returns the account of a uid that connects.
+    /// Returns the account of a uid.
     pub(crate) fn of(&self, uid: u32) -> Account {
         let found = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let after = found.ranges.partition_point(|range| range.first <= uid);
         let range = after.checked_sub(1).and_then(|at| found.ranges.get(at));
         match range.filter(|range| uid - range.first < range.count) {
-            // Containers started by root use these uids: they must not share root's account.
+            // Containers started by root use these uids. They must not share root's account.
             Some(Range { owner: Some(owner), .. }) if *owner != 0 => Account::User(*owner),
             Some(range) => Account::Range(range.first),
             None => Account::User(uid),
@@ -79,7 +79,7 @@ impl Accounts {
     }
 }
 
-/// Keeps `accounts` up to date until `stopping`; `admin_groups` returns those of the present config.
+/// Updates `accounts` periodically until `stopping`. `admin_groups` returns the groups from the active config.
 pub(crate) async fn follow(accounts: Accounts, admin_groups: impl Fn() -> Vec<String>, stopping: CancellationToken) {
     loop {
         let groups = admin_groups();

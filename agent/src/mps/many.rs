@@ -1,5 +1,5 @@
-//! Clients of several users at a time, which a rule may ask for with `users = "many"`. Where the control program cannot
-//! serve them, the target serves one user at a time and a finding says so.
+//! Support for clients of several users at a time, which a rule requests with `users = "many"`. If the control program
+//! does not support it, the target serves one user at a time, and a finding says so.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,7 +9,7 @@ use std::{
 use gpush_api::{MpsPolicy, MpsUsers};
 use gpush_mps::daemon::multi_user::{self, Support};
 
-/// What a program was found to support, and which file that was.
+/// What a program supports, and which version of its file was asked.
 #[derive(Debug, Clone)]
 pub(super) struct ProgramSupport {
     program: PathBuf,
@@ -17,7 +17,7 @@ pub(super) struct ProgramSupport {
     support: Support,
 }
 
-/// Asks a program, unless `before` is of the same file. A program that did not answer is asked again.
+/// Determines what a program supports, unless `before` is a known result for the same file.
 pub(super) async fn ask(program: &Path, before: Option<ProgramSupport>) -> ProgramSupport {
     let written = std::fs::metadata(program).and_then(|meta| meta.modified()).ok();
     let is_same = |before: &ProgramSupport| before.program == program && before.written == written;
@@ -33,7 +33,7 @@ pub(super) async fn ask(program: &Path, before: Option<ProgramSupport>) -> Progr
     asked
 }
 
-/// Returns why a target serves one user although its rule asks for several.
+/// Returns why a target serves one user at a time although its rule requests several.
 pub(super) fn why(asked: &ProgramSupport) -> Option<String> {
     let program = asked.program.display();
     let why = match asked.support {
@@ -45,7 +45,7 @@ pub(super) fn why(asked: &ProgramSupport) -> Option<String> {
     Some(format!("the rule has users = \"many\", but this target serves one user at a time: {why}"))
 }
 
-/// Returns the policy as it can take effect.
+/// Returns the effective policy: one user at a time unless several are supported.
 pub(super) fn had(policy: MpsPolicy, asked: Option<&ProgramSupport>) -> MpsPolicy {
     match asked {
         Some(ProgramSupport { support: Support::Supported, .. }) => policy,

@@ -1,12 +1,12 @@
-//! Errors for an MPS target that gpushd does not have: the name is wrong, or the target cannot be known yet.
+//! Errors for an MPS target that gpushd does not find: the name is wrong, or the target cannot be known yet.
 //!
 //! | reason | code | retryable |
 //! |---|---|---|
 //! | the driver has not answered this gpushd yet | `unavailable` | yes |
-//! | gpushd has read the GPU and not started its daemon yet | `unavailable` | yes |
+//! | gpushd has read the GPU but not started its daemon yet | `unavailable` | yes |
 //! | the GPU cannot be read | `unavailable` | yes |
 //! | the GPU is lost | `gpu_lost` | no |
-//! | there is no driver, or the host was never read in maintenance | that error | as that error |
+//! | there is no driver, or gpushd was started in maintenance | the error of that condition | as that error |
 //! | none of these | `not_found` | no |
 
 use gpush_api::{ApiError, Code, GpuState};
@@ -18,7 +18,7 @@ use crate::{
     state::{HostState, no_driver, words},
 };
 
-/// Returns an error until the GPUs are known: before that, no target is known to be absent.
+/// Checks that the GPUs are known. Before that, gpushd cannot say that a target does not exist.
 ///
 /// # Errors
 /// Why the GPUs are not known.
@@ -38,7 +38,7 @@ fn starting(error: &DriverError) -> ApiError {
         .retryable()
 }
 
-/// Explains why `text` names no target; `not_found` is the error where nothing else explains it.
+/// Returns the error for `text`, which matches no target. Returns `not_found` if nothing explains the mismatch.
 pub(super) fn explain(mps: &Mps, outlook: &Outlook, text: &str, not_found: ApiError) -> ApiError {
     let host = mps.handles.state.now();
     if let Err(error) = gpus_known(&host) {
@@ -55,7 +55,7 @@ pub(super) fn explain(mps: &Mps, outlook: &Outlook, text: &str, not_found: ApiEr
                 return error;
             }
         }
-        // The driver lists it and cannot identify it.
+        // The driver lists the GPU but cannot identify it.
         Err(error) if !matches!(error.code, Code::NotFound | Code::BadRequest) => return error,
         Err(_) => {}
     }

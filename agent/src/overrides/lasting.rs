@@ -1,4 +1,4 @@
-//! The effect of a request on overrides: announced when it is made, and applied when its operation succeeds.
+//! The effect of a request on overrides. It is determined with the request, and applied if the operation succeeds.
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, PlanRequest};
 use gpush_core::{
@@ -8,20 +8,20 @@ use gpush_core::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The effect of a successful operation on a GPU's override. Until then it is part of its intent.
+/// The effect of a successful operation on a GPU's override. Until the end it is part of the operation's intent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Lasting {
-    /// This override is set.
+    /// Sets this override.
     Make {
-        /// Rule that claims the GPU.
+        /// The rule that claims the GPU.
         rule: Option<String>,
-        /// Layout in canonical text.
+        /// The layout as canonical text.
         layout: Vec<String>,
-        /// When it expires.
+        /// When the override expires.
         expires_at: Option<Timestamp>,
     },
-    /// The override ends.
+    /// Ends the override.
     End,
 }
 
@@ -41,10 +41,10 @@ pub(crate) fn lasting(
     desired::standing(config, gpus, request, plans).into_iter().map(lasting).collect()
 }
 
-/// Refuses an expiry for a request that sets no override.
+/// Refuses an expiry time if the request sets no override.
 ///
 /// # Errors
-/// If the request has an expiry and sets no override.
+/// If the request has an expiry time but sets no override.
 pub(crate) fn expiry_has_an_object(expires_at: Option<Timestamp>, lasting: &[Option<Lasting>]) -> Result<(), ApiError> {
     let makes = |one: &Option<Lasting>| matches!(one, Some(Lasting::Make { .. }));
     if expires_at.is_none() || lasting.iter().any(makes) {

@@ -14,7 +14,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use gpush_api::{GpuProcess, ProcessKind, StrayPolicy, StrayStep};
+use gpush_api::{GpuProcess, LeaseRequirement, ProcessKind, StrayPolicy, StrayStep};
 use gpush_core::config::Config;
 use gpush_host::proc;
 use nix::sys::signal::Signal;
@@ -74,8 +74,10 @@ async fn round(strays: &Strays) {
 
 /// The strays of this host, as gpushd itself sees them.
 async fn find_strays(strays: &Strays, config: &Config) -> Vec<Judged> {
-    // Where nobody is given shares there are none, and no GPU need be read.
-    if !strays.mps.is_used() || config.processes.stray == StrayPolicy::Report {
+    // Where no GPU requires a lease there are none, and no GPU need be read.
+    let requires = config.rules.iter().filter_map(|rule| rule.lease?.requirement);
+    let is_needed = strays.mps.is_used() || requires.into_iter().any(|one| one == LeaseRequirement::Required);
+    if !is_needed || config.processes.stray == StrayPolicy::Report {
         return Vec::new();
     }
     let Ok((all, _)) = judged(strays).await else { return Vec::new() };

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! driver's lists (compute, graphics, MPS) ─► who: uid, command, cgroup, unit, Slurm job
-//!     GPU or MIG device shared through MPS ──► its user holds a lease, and it comes through MPS? ─► stray (`judge`)
+//!     its lease: by its user and cgroup, else by its user and environment (`judge`)
+//!     none, and the rule of the GPU requires one ─► stray
 //!         the config allows it? ─► no stray
-//!     any other ─────────────────────────────► not asked: nobody is given shares of it
 //! stray ─► policy: report ─► shown
 //!                  warn   ─► and logged, once
 //!                  end    ─► and ended (`end`)
@@ -121,7 +121,7 @@ fn of(judge: &Judge<'_>, gpu: &Gpu) -> Vec<Judged> {
 
 fn known(judge: &Judge<'_>, gpu: &Gpu, device: Option<String>, device_uuid: Option<&str>, process: &Process) -> Judged {
     let place = process.pid.and_then(cgroup::of);
-    let found = judge.of_process(gpu, device_uuid.unwrap_or(&gpu.uuid), process);
+    let found = judge.of_process(gpu, device_uuid, process);
     let process = GpuProcess {
         gpu: gpu.index,
         gpu_uuid: gpu.uuid.clone(),
@@ -132,6 +132,7 @@ fn known(judge: &Judge<'_>, gpu: &Gpu, device: Option<String>, device_uuid: Opti
         cgroup: place.map(|place| place.path),
         serves: found.serves,
         lease: found.lease,
+        unattributed: found.unattributed,
         allowed: false,
         stray: found.stray,
         stray_action: None,
@@ -157,4 +158,5 @@ fn hide(one: &mut GpuProcess) {
     let process = &mut one.process;
     (process.pid, process.uid, process.user, process.command) = (None, None, None, None);
     (one.cgroup, one.unit, one.slurm_job, one.lease) = (None, None, None, None);
+    one.unattributed = false;
 }

@@ -1,15 +1,15 @@
-//! Compute modes that were set for MPS, that no daemon needs any more, and that are not restored yet: the driver did
+//! Restores compute modes that were set for MPS and that no daemon needs any more. They are left over if the driver did
 //! not answer, the daemon never started, or the previous gpushd ended in between.
 //!
 //! ```text
 //! a GPU was reconciled, or a restore failed ──► check: on record, and needed by no daemon?
 //!                                                          │ one task per GPU, under its lane
 //!                                                          ▼
-//!                          put back ─ failed ─► reported in health; again after 1 s, 2 s … at most a minute
+//!                          restore ── failed ─► reported in health; again after 1 s, 2 s … at most a minute
 //! ```
 //!
-//! The records outlive gpushd, so the next one continues. Nothing is checked before the first reconciliation of a GPU:
-//! until then gpushd does not know which daemons there are.
+//! The records survive gpushd, so the next gpushd continues. The first check follows the first reconciliation of a GPU,
+//! because before that gpushd does not know which daemons exist.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -24,10 +24,10 @@ use tokio_util::sync::CancellationToken;
 use super::SharedGpus;
 use crate::caller::Viewer;
 
-/// Pause between two attempts: the first, doubled after each failure, and the longest.
+/// First and longest pause between two attempts. The pause doubles after each failure.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Whether MPS needs the compute mode of a GPU.
+/// A function that returns whether MPS needs the compute mode of a GPU.
 type NeedsComputeMode = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// The attempts to restore one GPU.
@@ -39,9 +39,9 @@ struct Attempts {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NextAttempt {
-    /// An attempt is being made.
+    /// An attempt is in progress.
     Running,
-    /// The next attempt is due.
+    /// The next attempt starts at this time.
     At(Instant),
 }
 
@@ -49,7 +49,7 @@ enum NextAttempt {
 enum AttemptResult {
     Done,
     Failed,
-    /// An operation changes the GPU, or the GPU cannot be read, which is reported elsewhere.
+    /// An operation changes the GPU, or the GPU cannot be read. Both are reported elsewhere.
     NotYet,
 }
 
@@ -60,7 +60,7 @@ impl Attempts {
     }
 }
 
-/// Restores such compute modes until gpushd stops.
+/// Restores leftover compute modes until gpushd stops.
 pub(crate) async fn run(
     shared: SharedGpus,
     needs: impl Fn(&str) -> bool + Send + Sync + 'static,
@@ -150,7 +150,7 @@ async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> A
     }
 }
 
-/// Returns the UUIDs of the GPUs whose compute mode is set for MPS, and needed by no daemon.
+/// Returns the UUIDs of the GPUs whose compute mode was set for MPS and is not needed.
 fn leftovers(shared: &SharedGpus, needs: &NeedsComputeMode) -> Vec<String> {
     let records = shared.records().clone();
     let of_mps = records.into_iter().filter(|(_, record)| record.compute_mode.is_some_and(|set| set.by == Mode::Mps));

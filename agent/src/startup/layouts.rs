@@ -10,14 +10,14 @@
 //!                        cancelled the attempt ───────────────────────► settled, recorded
 //! ```
 //!
-//! Each GPU has its own operation, so a GPU that cannot get its layout does not delay the others. GPUs are recorded as
-//! settled one by one: a gpushd that starts again on the same boot continues with those that are not. A GPU that cannot
-//! be identified may be one that a rule claims, so the record is not complete while there is one.
+//! Each GPU has a separate operation, so a GPU that cannot get its layout does not delay the others. Each GPU is
+//! recorded when it is settled. If gpushd starts again on the same boot, it continues with the other GPUs. While a GPU
+//! cannot be identified, the record is not complete, because a rule may claim that GPU.
 //!
-//! A check costs nothing, so gpushd checks until the GPU answers; the pause grows to the second value of [`PAUSE`]. An
-//! attempt that failed has destroyed and created instances, so attempts are counted. [`ATTEMPTS`] in about 16 s outlast
-//! the open handle of a monitoring tool, and services that start together with gpushd. After that, the GPU's drift and
-//! the error in health remain.
+//! Checks are cheap and have no limit; the pause between them grows to the second value of [`PAUSE`]. A failed attempt
+//! has destroyed and created instances, so the number of attempts is limited. [`ATTEMPTS`] take about 16 s. That is
+//! longer than a monitoring tool keeps a handle open, and than services take that start together with gpushd. After
+//! that, the GPU's drift and the error in health remain.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -31,21 +31,21 @@ use super::{
 };
 use crate::{caller::Viewer, operation, state::words};
 
-/// Pause between two checks or attempts: the first, which doubles each time, and the longest.
+/// First and longest pause between two checks or attempts. The pause doubles each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
-/// Number of attempts for a layout whose operation fails.
+/// Maximum number of failed operations for one layout.
 const ATTEMPTS: u32 = 6;
 
-/// The layouts that are due on this boot.
+/// The layouts that must be applied on this boot.
 #[derive(Debug)]
 pub(super) struct Layouts {
     record: BootRecord,
     /// GPUs that were checked and are not settled, by UUID.
     due: BTreeMap<String, Tried>,
-    /// Checks of a host without driver, or with GPUs that cannot be identified.
+    /// Number of checks without a driver, or with GPUs that cannot be identified.
     checks: u32,
-    /// Whether the log has that gpushd waits for the driver.
+    /// Whether the log already says that gpushd waits for the driver.
     is_wait_logged: bool,
 }
 
@@ -55,7 +55,7 @@ struct Tried {
     checks: u32,
     attempts: u32,
     again: Instant,
-    /// The error that was logged last, so that it is not logged each time.
+    /// The last logged error, to avoid logging it again.
     logged: String,
 }
 
@@ -68,12 +68,12 @@ impl Layouts {
         Self { record, due: BTreeMap::new(), checks: 0, is_wait_logged: false }
     }
 
-    /// Whether the layout of this boot is still due on a GPU.
+    /// Returns whether the layout of this boot is still due on a GPU.
     pub(super) fn is_due(&self, uuid: &str) -> bool {
         !self.record.settled.contains(uuid)
     }
 
-    /// Checks all GPUs that are due now. Returns the time of the next check, or `None` when all are settled.
+    /// Checks all GPUs that are due now. Returns the time of the next check, or `None` if all are settled.
     pub(super) async fn round(&mut self, handles: &Handles) -> Option<Instant> {
         let before = self.record.clone();
         let again = self.look(handles).await;
@@ -146,7 +146,7 @@ impl Layouts {
                 handles.startup.forget(&subject);
                 None
             }
-            // Once an operation of a caller has begun, the next check settles the GPU.
+            // If the other operation was requested by a caller, the next check settles the GPU.
             LayoutResult::Busy(_) => {
                 tried.checks += 1;
                 tried.again = now + pause(tried.checks - 1);
@@ -230,7 +230,7 @@ impl Layouts {
     }
 }
 
-/// Whether an operation puts GPUs into this mode.
+/// Returns whether this mode is set up by an operation.
 pub(super) fn is_given(mode: Mode) -> bool {
     match mode {
         Mode::Mig | Mode::Mps => true,

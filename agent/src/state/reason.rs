@@ -1,4 +1,4 @@
-//! Why a GPU is in its state, as a type. Decisions use the type; its text is only for people.
+//! Why a GPU is in its state, as a type. Code decides by the type; the text is only for users.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use super::{Holder, words};
 /// Why a GPU is in its state.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Reason {
-    /// The last reading has this warning.
+    /// A warning of the last reading.
     Warning(String),
     /// An operation and its rollback failed, with this error.
     Degraded(String),
     /// An operation changes the GPU.
     Changing {
-        /// The operation.
+        /// The operation that changes it.
         holder: Holder,
     },
     /// A driver call has not returned and may still take effect.
@@ -30,7 +30,7 @@ pub(crate) enum Reason {
     Maintenance(gpush_api::Maintenance),
     /// A cordon keeps new work off the GPU.
     Cordoned(Cordon),
-    /// The database was lost, for this cause.
+    /// The database was lost, with this cause.
     Held(String),
 }
 

@@ -1,4 +1,4 @@
-//! Levels of time-sliced GPUs: read, and set where they differ.
+//! Time-slice levels of GPUs: reads them, and sets those that differ.
 //!
 //! ```text
 //! list ─► each GPU: as desired ─────────────────────────────────────► seen
@@ -16,22 +16,22 @@ use gpush_store::LevelSet;
 
 use super::{Level, Timeslice, TroubleSubject, pace::Schedule, settle::Aim, smi};
 
-/// The reason for a GPU whose driver has no levels for it.
+/// Reason if the driver has no levels for a GPU.
 const UNSUPPORTED: &str = "the driver has no time-slice levels for this GPU: Turing and later GPUs have them";
 
-/// The reason when the driver denies levels that the GPU had before.
+/// Reason if the driver reports no levels for a GPU that had one before.
 const DOUBTED: &str = "the GPU has no time-slice levels, although it had one before";
 
 /// The caller that sets levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Setter {
-    /// The reconciler: it takes the lane of each GPU that it changes, and leaves a GPU whose lane is not free.
+    /// The reconciler. It takes the lane of each GPU that it changes, and skips GPUs whose lane is not free.
     Reconciler,
-    /// An operation, which has the lanes of these GPUs.
+    /// An operation. It has the lanes of these GPUs.
     Operation,
 }
 
-/// Reads the levels of all GPUs with one run of `nvidia-smi`, and sets those that differ. Returns the UUIDs of GPUs
+/// Reads the levels of all GPUs with one run of `nvidia-smi`, and sets those that differ. Returns the UUIDs of the GPUs
 /// whose lanes were not free.
 pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim], setter: Setter) -> Vec<String> {
     let mut busy = Vec::new();
@@ -93,8 +93,8 @@ pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim
     busy
 }
 
-/// Returns what nvidia-smi reports of a GPU. "Not supported" counts only for a GPU that never had a level. Otherwise
-/// one failure of the driver would make gpushd forget a level that it has set.
+/// Returns what nvidia-smi reports about a GPU. "Not supported" counts as a failure if the GPU had a level before.
+/// Otherwise a temporary fault of the driver would remove gpushd's record of a level that it has set.
 fn of(timeslice: &Timeslice, told: &[(Named, Told)], aim: &Aim) -> Option<Told> {
     let uuid = &aim.gpu.uuid;
     let told = level_of(told, aim.gpu.index, uuid, &aim.gpu.pci)?.clone();
@@ -111,7 +111,7 @@ fn of(timeslice: &Timeslice, told: &[(Named, Told)], aim: &Aim) -> Option<Told> 
     })
 }
 
-/// Lists the levels with nvidia-smi. Returns `None` when it fails, and records why.
+/// Lists the levels with nvidia-smi. Returns `None` if that fails, and stores the error.
 async fn list(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim]) -> Option<Vec<(Named, Told)>> {
     match smi::list(timeslice).await {
         Ok(told) => {
@@ -119,7 +119,7 @@ async fn list(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim]) -> Optio
             timeslice.well(&TroubleSubject::Program);
             Some(told)
         }
-        // Maintenance began meanwhile, which is reported elsewhere.
+        // Maintenance has begun meanwhile, which is reported elsewhere.
         Err(_) if timeslice.state.maintenance().is_some() => None,
         Err(error) => {
             let why = [vec![error.message.clone()], error.causes.clone()].concat().join(": ");
@@ -133,7 +133,7 @@ async fn list(timeslice: &Timeslice, pace: &mut Schedule, aims: &[Aim]) -> Optio
     }
 }
 
-/// Records what nvidia-smi reports of a GPU that is kept at a level. Returns the previous level.
+/// Stores what nvidia-smi reports about a time-sliced GPU. Returns the previous level.
 fn see(timeslice: &Timeslice, aim: &Aim, told: Option<&Told>) -> Option<Level> {
     aim.policy.as_ref()?;
     let level = match turns::next(aim.level(), told) {
@@ -145,11 +145,11 @@ fn see(timeslice: &Timeslice, aim: &Aim, told: Option<&Told>) -> Option<Level> {
     timeslice.see(&aim.gpu.uuid, level)
 }
 
-/// Sets a level. Returns whether the GPU may have it now.
+/// Sets a level. Returns whether nvidia-smi reported success.
 async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, now: TimesliceLevel) -> bool {
     let uuid = &aim.gpu.uuid;
     if aim.policy.is_none() && !timeslice.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
-        // Another program has set the level since: it stays.
+        // Another program has set the level since, so it stays.
         well(timeslice, pace, aim).await;
         return false;
     }
@@ -157,9 +157,9 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, now: Time
         return false;
     }
     let wanted = aim.level();
-    // A level other than the default proves that levels can be set. So a refusal does not mean that the GPU has none.
+    // A level other than the default proves that the GPU has levels. Then "not supported" is a temporary fault.
     let can_be_set = now != TimesliceLevel::Default || timeslice.was_kept_at_any(uuid);
-    // Until the level is read back, the GPU may have either one.
+    // Until the new level is read back, the GPU may have the old or the new one.
     let last = timeslice.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
     let about = LevelSet { set: wanted, last: last.filter(|last| *last != wanted) };
     if wanted != TimesliceLevel::Default
@@ -187,7 +187,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, now: Time
     }
 }
 
-/// Logs that a level is as desired, and the previous level.
+/// Logs that the desired level is set, and the previous level.
 fn say(timeslice: &Timeslice, aim: &Aim, before: TimesliceLevel) {
     let (gpu, level) = (&aim.gpu.uuid, aim.level());
     match &aim.policy {
@@ -201,7 +201,7 @@ fn say(timeslice: &Timeslice, aim: &Aim, before: TimesliceLevel) {
     }
 }
 
-/// Records that a level is as desired.
+/// Stores that the level is as desired, and updates the record.
 async fn well(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim) {
     let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
     pace.well(&subject);
@@ -219,7 +219,7 @@ async fn well(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim) {
     }
 }
 
-/// Records that a GPU has no levels. `before` is the previous record.
+/// Stores that a GPU has no levels. `before` is the previous level.
 async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, before: Option<Level>) {
     if aim.level() != TimesliceLevel::Default && !matches!(before, Some(Level::Unsupported(_))) {
         tracing::warn!(gpu = aim.gpu.uuid, "{UNSUPPORTED}; the config wants {}", aim.level());
@@ -230,7 +230,7 @@ async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &Aim, befo
     forget(timeslice, aim).await;
 }
 
-/// Records that gpushd has no setting on the GPU any more.
+/// Removes the record of gpushd's level on the GPU.
 async fn forget(timeslice: &Timeslice, aim: &Aim) {
     if let Err(why) = timeslice.shared_gpus.note_level(&aim.gpu.uuid, None).await {
         tracing::error!(gpu = aim.gpu.uuid, "{why}");

@@ -1,9 +1,9 @@
-//! Decides when levels are read, and when failed attempts are retried.
+//! Decides when levels are read, and when failed attempts are repeated.
 //!
 //! ```text
 //! something has changed ──► now
-//! nothing has ────────────► a minute after the last reading, while a GPU has a level
-//! what failed ────────────► a minute later, then two, … at most sixteen; at once with a reload
+//! no change ──────────────► a minute after the last reading, while a GPU has a level
+//! a failure ──────────────► a minute later, then two, … at most sixteen; at once after a reload
 //! ```
 
 use std::{collections::BTreeMap, time::Duration};
@@ -13,24 +13,24 @@ use tokio::time::Instant;
 
 use super::TroubleSubject;
 
-/// Interval of readings without a reported change, and so of runs of `nvidia-smi`.
+/// Interval of readings if no change is reported, and so of runs of `nvidia-smi`.
 const LOOK: Duration = Duration::from_secs(60);
 
 /// Longest pause after failures.
 const LONGEST: Duration = Duration::from_secs(16 * 60);
 
-/// The time of the last reading, and the failures.
+/// Time of the last reading, and failures.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     read_at: Option<Instant>,
     failed: BTreeMap<TroubleSubject, (ExponentialBackoff, Instant)>,
-    /// Whether there are GPUs to check periodically.
+    /// Whether there are GPUs that must be checked periodically.
     goes_on: bool,
 }
 
 impl Schedule {
-    /// Returns whether levels are due to be read: something is `new`, or there are some to keep and the last reading is
-    /// old. If so, this counts as the last reading.
+    /// Returns whether levels must be read now, and if so stores the time. They must be read if something is `new`, or
+    /// if the last reading is old and there are levels to keep.
     pub(super) fn is_due(&mut self, new: bool, some_to_keep: bool) -> bool {
         let waited = self.read_at.is_none_or(|at| at.elapsed() >= LOOK);
         let due = new || some_to_keep && waited && self.may_try(&TroubleSubject::Program);
@@ -45,7 +45,7 @@ impl Schedule {
         self.goes_on = goes_on;
     }
 
-    /// Returns whether an attempt may be made now, after earlier failures.
+    /// Returns whether the pause after the last failure is over.
     pub(super) fn may_try(&self, subject: &TroubleSubject) -> bool {
         self.failed.get(subject).is_none_or(|(_, again)| *again <= Instant::now())
     }

@@ -4,19 +4,19 @@ use gpush_api::ApiError;
 
 use crate::{Area, Finding, Host};
 
-/// Sockets of the system's service.
+/// Sockets of the system service.
 const SOCKETS: [&str; 2] = ["run/gpush/gpushd.sock", "run/gpush/admin.sock"];
 
-/// What gpushd answered.
+/// The result of asking gpushd.
 #[derive(Debug, Clone)]
 pub enum Agent {
-    /// No answer, and why.
+    /// gpushd did not answer, with the error.
     Unreachable(ApiError),
-    /// It answered.
+    /// gpushd answered.
     Reached {
         /// Version of gpushd.
         version: String,
-        /// Version of the caller, which came from the same package.
+        /// Version of the calling program. Its package also contains gpushd.
         own: String,
         /// The errors in gpushd's health; empty when it is healthy.
         troubles: Vec<ApiError>,

@@ -1,4 +1,4 @@
-//! Device nodes of the driver, and who may open them.
+//! Device nodes of the driver, and which users may open them.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -51,7 +51,8 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     findings
 }
 
-/// Returns whether all users may read and write a device node. A missing node is the subject of another check.
+/// Returns whether all users may read and write a device node. Returns `true` for a missing node, which another check
+/// reports.
 fn is_open_to_all(host: &Host, name: &str) -> bool {
     fs::metadata(host.path("dev").join(name)).map_or(true, |meta| meta.permissions().mode() & 0o006 == 0o006)
 }

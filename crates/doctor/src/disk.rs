@@ -1,4 +1,4 @@
-//! Free space where gpushd records what must survive.
+//! Free space where gpushd stores its database.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use crate::{Area, Finding, Host};
 
 const DIRECTORY: &str = "/var/lib/gpush";
 
-/// Free space from which there is no finding, MiB: the database, its log and the reserve fit several times.
+/// Free space in MiB that is enough for the database, its log and the reserve several times over.
 const ENOUGH_MIB: u64 = 64;
 
 /// Free space below which gpushd will soon refuse changes, MiB.

@@ -1,11 +1,11 @@
-//! Kernel and systemd: the oldest ones that gpush supports.
+//! Kernel and systemd: checks for the oldest supported versions.
 
 use crate::{Area, Finding, Host};
 
-/// Oldest kernel: pidfd_open came with it.
+/// Oldest supported kernel. It has `pidfd_open`, which gpushd needs.
 const KERNEL: (u32, u32) = (5, 4);
 
-/// Oldest supported systemd: the units use its settings.
+/// Oldest supported systemd. gpush's units use settings that older versions lack.
 const SYSTEMD: u32 = 245;
 
 pub(crate) fn examine(host: &Host) -> Vec<Finding> {

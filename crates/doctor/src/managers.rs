@@ -1,4 +1,4 @@
-//! Other programs that manage the GPUs, or hold them open.
+//! Other programs that manage the GPUs or hold them open.
 
 use gpush_host::other_managers;
 
@@ -7,7 +7,7 @@ use crate::{Area, Finding, Host, host::Process};
 /// Directory of the MPS daemons that gpushd supervises.
 const OWN_MPS: &str = "/run/gpush-mps";
 
-/// A program that matters only while it runs: process name, meaning, and hint.
+/// A program that matters only while it runs: process name, message and hint.
 struct Known {
     name: &'static str,
     message: &'static str,
@@ -55,7 +55,7 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     findings
 }
 
-/// MPS control daemons that gpushd did not start.
+/// Reports MPS control daemons that gpushd did not start.
 fn foreign_mps(host: &Host, processes: &[Process]) -> Vec<Finding> {
     let daemons = processes.iter().filter(|process| process.name == "nvidia-cuda-mps");
     let foreign = daemons.filter_map(|daemon| {

@@ -12,10 +12,17 @@
 //!
 //! In addition root must own the directory in which the unit or the job was created.
 
+mod members;
+mod place;
+
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
 use gpush_api::text;
 
+pub use self::{
+    members::{children, contains, emptied, processes},
+    place::{Choice, Place, Wish},
+};
 use crate::proc;
 
 /// Where cgroup hierarchies are mounted.

@@ -6,31 +6,33 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{fact::Lost, store::Store};
 
-/// A source of the time.
+/// A function that returns the time.
 pub(crate) type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// Limits on stored records.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounds {
-    /// Reserved disk space for endings, bytes.
+    /// Reserved disk space for endings, in bytes.
     pub reserve: u64,
-    /// Ended operations.
+    /// Maximum number of ended operations.
     pub operations: usize,
-    /// Ended leases of one user.
+    /// Maximum number of ended leases of one user.
     pub leases_per_uid: usize,
-    /// Ended leases of all users.
+    /// Maximum number of ended leases of all users.
     pub leases: usize,
-    /// Answers stored under idempotency keys, for one user.
+    /// Maximum number of answers under idempotency keys of one user.
     pub answers_per_uid: usize,
-    /// Answers stored for all users except root and the agent's own user.
+    /// Maximum number of answers of all users, except root and gpushd's own user.
     pub answers: usize,
-    /// Maximum number of audit records, without those that every user can create.
+    /// Maximum number of audit records, except those that every user can cause.
     pub audit_most: usize,
-    /// Maximum number of one user's audit records of shares, and of refused attempts to administer.
+    /// Maximum number of one user's audit records about shares, and the same number about refused attempts to
+    /// administer.
     pub audit_shares_per_uid: usize,
-    /// Maximum number of all users' audit records of shares, and of refused attempts to administer.
+    /// Maximum number of all users' audit records about shares, and the same number about refused attempts to
+    /// administer.
     pub audit_shares: usize,
-    /// Audit records that are kept at any age.
+    /// Minimum number of audit records that are kept at any age.
     pub audit_least: usize,
     /// Age beyond which audit records are deleted.
     pub audit_age: SignedDuration,
@@ -57,16 +59,16 @@ impl Default for Bounds {
 /// Options for opening.
 #[derive(Clone)]
 pub struct Options {
-    /// Boot on which the agent runs; recorded with operations, conditions and losses.
+    /// Boot on which gpushd runs. It is recorded with operations, conditions and losses.
     pub boot_id: String,
     /// Limits on stored records.
     pub bounds: Bounds,
-    /// File in a directory that a reboot clears. It distinguishes an emptied state directory from a first
-    /// start. Without it, only the state directory itself is checked.
+    /// File in a directory that a reboot clears. It distinguishes an emptied state directory from a first start.
+    /// Without it, only the state directory itself is checked.
     pub marker: Option<PathBuf>,
-    /// Id of the machine, if it has one: the database of a cloned file system is not used.
+    /// Id of the machine, if it has one. It detects the database of a cloned file system, which is not used.
     pub machine_id: Option<String>,
-    /// The source of the time.
+    /// A function that returns the time.
     pub clock: Arc<dyn Fn() -> Timestamp + Send + Sync>,
 }
 
@@ -93,55 +95,55 @@ impl fmt::Debug for Options {
 pub struct Opened {
     /// The store.
     pub store: Store,
-    /// For the log and for health. The agent also acts on [`Note::Lost`] and [`Note::NewerSchema`].
+    /// Notes for the log and for health. gpushd also acts on [`Note::Lost`] and [`Note::NewerSchema`].
     pub notes: Vec<Note>,
 }
 
 /// An observation made while opening.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Note {
-    /// A first start: there was no database.
+    /// There was no database: a first start.
     Created,
     /// The directory is in memory.
     Volatile {
         /// The directory.
         directory: PathBuf,
-        /// File system.
+        /// Name of the file system.
         kind: &'static str,
     },
-    /// The directory is on a file system whose backing storage is unknown.
+    /// The directory is on a file system whose storage is unknown.
     Opaque {
         /// The directory.
         directory: PathBuf,
-        /// File system.
+        /// Name of the file system.
         kind: &'static str,
     },
     /// The database was migrated.
     Migrated {
-        /// From this schema.
+        /// The old schema.
         from: u32,
-        /// To this one.
+        /// The new schema.
         to: u32,
     },
-    /// A newer gpushd wrote the database: it is read-only.
+    /// A newer gpushd wrote the database, so it is read-only.
     NewerSchema {
         /// The file.
         file: PathBuf,
-        /// Its schema.
+        /// Schema of the database.
         found: u32,
-        /// Newest that this build knows.
+        /// Newest schema that this build supports.
         known: u32,
     },
-    /// Recorded state was lost; managed GPUs are `held` if [`Lost::holds`].
+    /// Recorded state was lost. If [`Lost::holds`], the managed GPUs are `held`.
     Lost(Lost),
-    /// The database belonged to another machine: the file system was cloned or moved. It was set aside.
+    /// The database belonged to another machine, because the file system was cloned or moved. It was set aside.
     OtherHost {
         /// The original path.
         file: PathBuf,
-        /// The path now.
+        /// The new path.
         kept: Option<PathBuf>,
     },
-    /// There is no space for the reserve: until there is, only endings are recorded.
+    /// There is no space for the reserve. Until there is, only endings are recorded.
     NoReserve {
         /// The directory.
         directory: PathBuf,

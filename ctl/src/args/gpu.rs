@@ -17,7 +17,7 @@ A saved list is a host for offline plans:
   gpushctl mig plan 3g.40gb,2g.20gb --offline host.json"
     )]
     List(Gpus),
-    /// Show everything about GPUs; all without GPU
+    /// Show all details of GPUs
     #[command(after_help = "\
 Examples:
   gpushctl gpu show 0
@@ -50,7 +50,7 @@ Examples:
         /// Stop waiting after DURATION [default: no limit]
         #[arg(long, value_name = "DURATION", value_parser = duration_or_zero, allow_negative_numbers = true)]
         timeout: Option<Duration>,
-        /// Do not show what is waited for
+        /// Do not show what the command waits for
         #[arg(long, short)]
         quiet: bool,
     },
@@ -101,6 +101,6 @@ Examples:
     Enter(Why),
     /// End maintenance: gpushd opens the GPUs again
     Leave(Why),
-    /// Show whether the host is in maintenance, since when and why
+    /// Show whether the host is in maintenance, and its start and reason
     Status,
 }

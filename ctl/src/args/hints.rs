@@ -1,15 +1,14 @@
-//! Every command that a message tells the user to type, parsed with the definitions of the command line.
+//! Parses every command that a message names with the definitions of the command line.
 //!
-//! The corpus is the source of all crates that ship: a message cannot name a command that does not exist. A message
-//! that every user may see marks the commands that only administrators may run.
+//! The tests read the source of all crates that ship. A message cannot name a command that does not exist.
 
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
 
-use super::{ApplyArgs, Cli, Command, Config, Gpu, Lease, Maintenance, Mig, Mps, Operation, Overrides};
+use super::{ApplyArgs, Cli, Command, Config, Gpu, Lease, Maintenance, Mig, Mps, Operation, Overrides, Slurm};
 
-/// Folders with messages, from the root of the workspace.
+/// Folders with messages, relative to the root of the workspace.
 const SOURCES: [&str; 8] = [
     "agent/src",
     "ctl/src",
@@ -37,7 +36,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The text of a file without comments and unit tests, lines of one string literal joined.
+/// Returns the text of a file without comments and unit tests. Joins the lines of one string literal.
 fn messages(file: &Path) -> String {
     let text = std::fs::read_to_string(file).unwrap();
     let shipped = text.split("#[cfg(test)]").next().unwrap_or_default();
@@ -45,7 +44,7 @@ fn messages(file: &Path) -> String {
     lines.map(|line| line.strip_suffix('\\').map_or_else(|| format!("{line}\n"), str::to_owned)).collect()
 }
 
-/// The commands between quotes that begin with `gpushctl `.
+/// Returns the commands between quotes that begin with `gpushctl `.
 fn commands(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for quote in ['`', '\''] {
@@ -95,7 +94,7 @@ fn words(command: &str) -> Vec<String> {
             _ => {}
         }
     }
-    // What a shell does with the output is not part of it.
+    // The rest is for the shell: redirections and other commands.
     let plain = plain.split([';', '>', '|', '&']).next().unwrap_or_default();
     plain.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()
 }
@@ -152,6 +151,11 @@ fn every_command_in_a_message_parses() {
 fn is_for_administrators(command: &Command) -> bool {
     match command {
         Command::Audit(_) | Command::Recover(_) => true,
+        // Slurm starts the hooks as root.
+        Command::Slurm(slurm) => match slurm {
+            Slurm::Prolog { .. } | Slurm::Epilog { .. } | Slurm::Reconcile { .. } => true,
+            Slurm::TaskProlog { .. } | Slurm::GresConf { .. } | Slurm::CheckSpec { .. } => false,
+        },
         Command::Status(_)
         | Command::Run(_)
         | Command::Timeslice(_)

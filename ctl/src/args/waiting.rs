@@ -1,4 +1,4 @@
-//! How a command waits, and why and for how long a change is made.
+//! How a command waits, and the reason and end of a change.
 
 use std::time::Duration;
 

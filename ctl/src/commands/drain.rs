@@ -1,8 +1,8 @@
 //! `gpushctl gpu cordon|drain|uncordon`.
 //!
-//! A drain cordons the GPUs, and waits until the agent's readings show no process and no lease: the holder of a lease
-//! could start programs at any time. Waiting changes nothing, so it is not an operation of the agent. It can be
-//! interrupted and started again.
+//! A drain cordons the GPUs and waits until gpushd's readings show no process and no lease. Leases count because their
+//! holders may start programs at any time. Waiting changes nothing, so it is not an operation of gpushd. The user can
+//! interrupt it and start it again.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ use crate::{
     render::{cordon, status::gpu_numbers},
 };
 
-/// Pause between two polls of GPUs that are in use: as long as a reading is fresh.
+/// Pause between two polls of GPUs in use. A reading stays fresh for the same time.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The reason to wait for a GPU without a reading.
+/// Reason to wait for a GPU that has no reading since the cordon.
 const UNREAD: &str = "it has not been read since";
 
-/// Returns the UUIDs of the named GPUs: an index may belong to another GPU at the next request.
+/// Returns the UUIDs of the named GPUs. An index may belong to another GPU at the next request.
 async fn named(client: &mut Client, which: &SomeGpus) -> Result<Vec<String>, Failure> {
     let gpus = client.gpus(false).await?;
     let gpus = super::select_of(client, gpus, &which.selectors()).await?;
@@ -65,7 +65,7 @@ pub(super) async fn drain(
     out: &Output,
 ) -> Outcome {
     let mut gpus = cordoned(client, which, why).await?;
-    // A process that started before the cordon may be missing in a reading from before it.
+    // An earlier reading may miss a process that started just before the cordon.
     let since = gpus.iter().flat_map(|gpu| &gpu.cordons).map(|cordon| cordon.since).max().unwrap_or(Timestamp::MIN);
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     let interrupt = tokio::signal::ctrl_c();
@@ -83,7 +83,7 @@ pub(super) async fn drain(
             return Ok(0);
         }
         if said != left && !quiet {
-            // A pending reading is over before a user could read about it.
+            // A missing reading arrives faster than a user could read about it.
             let told = left.iter().filter(|one| !said.contains(one) && one.1 != UNREAD);
             out.remark(&told.map(|(index, why)| cordon::waits(*index, why, &out.look)).collect::<String>());
             said.clone_from(&left);
@@ -113,7 +113,7 @@ pub(super) async fn drain(
     }
 }
 
-/// Returns why a GPU is not idle, from a reading made after `since`.
+/// Returns why a GPU is not idle yet. Only a reading made after `since` counts.
 fn waited_for(
     gpu: &Gpu,
     daemons: &[MpsDaemon],
@@ -145,7 +145,7 @@ fn waited_for(
     Ok((gpu.stale || gpu.observed_at < since).then(|| UNREAD.to_owned()))
 }
 
-/// Returns the processes that use it, without MPS servers: they run only for their clients, which are listed too.
+/// Returns the processes that use a GPU, without MPS servers. A server runs only for its clients, which are listed too.
 fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
     let servers: Vec<u32> = daemons.iter().flat_map(|one| &one.servers).filter_map(|server| server.pid).collect();
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);

@@ -22,7 +22,7 @@ pub(super) async fn maintenance(client: &mut Client, command: Maintenance, out: 
 
 pub(super) async fn recover(client: &mut Client, Why { reason }: Why, out: &Output) -> Outcome {
     let recovered = client.recover(&WhyRequest { reason }).await?;
-    // Only for their numbers: what was done is in the answer.
+    // Only for the indexes of GPUs. The response has everything else.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     out.show(&recovered, |look| host::recovered(&recovered, &gpus, look))?;
     Ok(0)

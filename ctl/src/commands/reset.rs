@@ -1,6 +1,6 @@
-//! `gpushctl gpu reset`: maintenance, `nvidia-smi --gpu-reset`, and the end of maintenance.
+//! `gpushctl gpu reset`: enters maintenance, runs `nvidia-smi --gpu-reset`, and leaves maintenance.
 //!
-//! gpushd keeps driver handles open, and nvidia-smi resets only GPUs that no process has open.
+//! nvidia-smi resets only GPUs that no process has open, and gpushd has driver handles open outside of maintenance.
 
 use std::process::{Command, Stdio};
 
@@ -44,7 +44,7 @@ pub(super) async fn run(client: &mut Client, which: &SomeGpus, why: &Why, out: &
     Ok(0)
 }
 
-/// Refuses a GPU that processes use or that leases have.
+/// Refuses a GPU that processes use or that leases occupy.
 fn refuse_in_use(gpu: &Gpu, holders: Vec<String>) -> Result<(), ApiError> {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let within = instances.flat_map(|one| one.processes.iter().chain(one.compute.iter().flat_map(|c| &c.processes)));

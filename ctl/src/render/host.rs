@@ -1,10 +1,10 @@
-//! What concerns the host with all its GPUs: maintenance, and a loss that was accepted.
+//! Results that concern the whole host: maintenance, and an accepted loss.
 
 use gpush_api::{Gpu, Maintenance, Recovered};
 
 use super::{Look, status::gpu_numbers};
 
-/// The state after `maintenance enter` or `leave`.
+/// Draws the state after `maintenance enter` or `leave`.
 pub(crate) fn maintenance(maintenance: Option<&Maintenance>, look: &Look) -> String {
     let text = match maintenance {
         Some(maintenance) => {
@@ -19,7 +19,7 @@ pub(crate) fn maintenance(maintenance: Option<&Maintenance>, look: &Look) -> Str
     look.wrap("", &text).join("\n") + "\n"
 }
 
-/// What `recover` came to.
+/// Draws the result of `recover`.
 pub(crate) fn recovered(recovered: &Recovered, gpus: &[Gpu], look: &Look) -> String {
     let Some(cause) = &recovered.cause else { return "Nothing to do: no GPU is held.\n".to_owned() };
     let mut lines = look.wrap("", &format!("The loss of the database is acknowledged: {}.", look.clean(cause)));

@@ -1,7 +1,7 @@
-//! The figures of docs/benchmarks.md that are measured through the real programs.
+//! The measurements in docs/benchmarks.md that use the real programs.
 //!
-//! `cargo xtask bench` runs this program once for each report. It compares ratios and counts within one run,
-//! never times with those of another machine.
+//! `cargo xtask bench` runs this program once for each report. It compares ratios and counts within one run. It never
+//! compares times with those of another machine.
 
 mod apply;
 mod bare;
@@ -16,12 +16,13 @@ mod mps;
 mod permute;
 mod reads;
 mod report;
+mod scopes;
 mod speed;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // `cargo bench` appends its own `--bench`.
+    // `cargo bench` appends `--bench`.
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     match arguments.first().map(String::as_str) {
         Some("apply") => apply::run().print(),
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Some("durable") => durable::run().print(),
         Some("footprint") => footprint::run().print(),
         Some("leases") => leases::run().print(),
+        Some("scopes") => scopes::run().print(),
         Some("mps") => mps::run().print(),
         Some("hung") => hung::run().print(),
         Some("serve-static") => bare::serve(&arguments[1..]),
@@ -42,7 +44,7 @@ fn main() -> ExitCode {
             }
         }
         _ => {
-            eprintln!("one of: apply, status, start, reads, durable, leases, footprint, mps, hung");
+            eprintln!("one of: apply, status, start, reads, durable, leases, scopes, footprint, mps, hung");
             return ExitCode::FAILURE;
         }
     }

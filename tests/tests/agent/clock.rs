@@ -1,4 +1,4 @@
-//! A system clock that is set back, or that was wrong before. libfaketime sets the clock of gpushd alone.
+//! A system clock that is set back, or that was wrong before. libfaketime changes the clock only for gpushd.
 
 use std::{fs, path::PathBuf};
 
@@ -21,7 +21,7 @@ fn faketime(what: &str) -> Option<PathBuf> {
     library
 }
 
-/// An agent whose clock is set by a file: `+2d` is two days ahead. Monotonic time stays real.
+/// Sets the clock of an agent through a file: `+2d` is two days ahead. Monotonic time stays real.
 struct Clock {
     library: PathBuf,
     file: PathBuf,
@@ -69,7 +69,7 @@ fn clock_set_back_while_running_keeps_operation_order() {
     let ahead = done(&agent, &["7g.80gb"]);
     let seconds_ahead = (ahead.created_at - jiff::Timestamp::now()).get_seconds();
     assert!(seconds_ahead > 86_400, "the clock of gpushd is ahead: {ahead:?}");
-    // It ends after three seconds, whatever the system clock says by then.
+    // The wait ends after three seconds, whatever time the system clock shows then.
     let now = ahead.created_at.max(ahead.ended_at.expect("an end"));
     let body = json!({
         "selectors": ["1"], "layout_source": { "entries": ["7g.80gb"] },
@@ -105,7 +105,7 @@ fn start_with_earlier_clock_keeps_records_and_warns() {
     let back = done(&agent, &["3g.40gb", "1g.10gb"]);
     assert!(back.created_at < ahead.created_at, "{back:?}");
     assert_ne!(back.id, ahead.id);
-    // Ordered by number, not by time.
+    // The list is ordered by number, not by time.
     let listed = agent.get("/v1/operations?limit=1").json();
     assert_eq!(listed[0]["id"], json!(back.id));
     let after = audit(&agent);

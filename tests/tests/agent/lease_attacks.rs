@@ -24,7 +24,7 @@ use crate::{
     leases::{MIG, WHOLE, leases, request, two_gpus},
 };
 
-/// A user with 10,000 requests.
+/// A user who sends 10,000 requests.
 const GREEDY: u32 = 64_003;
 
 const FLOOD: &str = r#"
@@ -107,7 +107,7 @@ fn ten_thousand_requests_of_one_user_delay_no_other_user() {
 }
 
 #[test]
-fn gangs_for_the_same_gpus_are_served_one_after_the_other() {
+fn gangs_for_the_same_gpus_are_granted_in_turn() {
     let (_host, agent) = two_gpus(WHOLE);
     let body = json!({ "share": { "kind": "whole" }, "count": 2, "wait": { "seconds": 100 } });
     thread::scope(|scope| {
@@ -125,20 +125,20 @@ fn gangs_for_the_same_gpus_are_served_one_after_the_other() {
 }
 
 #[test]
-fn lease_and_operation_at_the_same_time_never_get_the_same_device() {
-    /// Rounds for each of eight GPUs.
+fn concurrent_lease_and_operation_get_different_devices() {
+    /// Number of rounds for each of the eight GPUs.
     const ROUNDS: u32 = 250;
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n");
     agent.wait_for_layouts_at_start();
-    // Readings are late, so that plans and placements are made of old ones.
+    // Some readings are late, so gpushd plans and places with old ones.
     host.fault("nvmlDeviceGetGpuInstances --delay-ms 1 --probability 0.3 --seed 7");
     let run = |gpu: usize| {
         let mut dice = Dice::new(20_261_123 + gpu as u64);
         let name = gpu.to_string();
         let (mut leased, mut changed, mut waits) = (0, 0, 0);
         for round in 0..ROUNDS {
-            // Either layout makes way for the other; a lease takes whatever is there.
+            // A layout may replace the other one. A lease takes a device that exists.
             let profile = if truth(&host, gpu).len() == 1 { "7g.80gb" } else { "3g.40gb" };
             let other: &[&str] = if profile == "7g.80gb" { &["3g.40gb", "3g.40gb"] } else { &["7g.80gb"] };
             let lease = json!({ "share": { "kind": "mig_profile", "profile": profile }, "selectors": [name] });
@@ -160,7 +160,7 @@ fn lease_and_operation_at_the_same_time_never_get_the_same_device() {
             match &granted {
                 Ok(granted) => {
                     leased += 1;
-                    // A lease after the change has a new device; one before it kept its own.
+                    // A lease granted after the change has a new device. A lease granted before kept its device.
                     let target = &granted.lease.members[0].target;
                     let there = agent
                         .gpu(u32::try_from(gpu).unwrap())
@@ -199,7 +199,7 @@ fn lease_and_operation_at_the_same_time_never_get_the_same_device() {
 }
 
 #[test]
-fn request_that_is_repeated_after_a_crash_gets_the_lease_of_the_first() {
+fn repeated_request_after_a_crash_gets_the_same_lease() {
     let (host, mut agent) = two_gpus(WHOLE);
     let body = json!({ "share": { "kind": "whole" }, "duration_s": 3600 }).to_string();
     let mut dice = Dice::new(7);
@@ -210,7 +210,7 @@ fn request_that_is_repeated_after_a_crash_gets_the_lease_of_the_first() {
             "POST /v1/leases HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
             body.len()
         );
-        // Killed some time after the request was sent: before, while or after it is committed.
+        // Kill gpushd at a random moment after the request was sent: before, during or after the commit.
         let pid = nix::unistd::Pid::from_raw(agent.pid().cast_signed());
         let pause = Duration::from_micros(u64::try_from(dice.below(6000)).expect("small"));
         thread::scope(|scope| {
@@ -284,7 +284,7 @@ fn full_disk_refuses_a_grant_and_allows_a_release() {
     disk.fill();
     let mut more = Vec::new();
     let refused = agent.until("refusal", || match request(&agent, &body) {
-        // The free space of the database is used up first.
+        // gpushd first uses the free space of its database.
         Ok(granted) => {
             release(&agent, granted.lease.id);
             more.push(granted.lease.id);

@@ -16,7 +16,7 @@ use crate::transcript::{self, gpushctl};
 
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 2\n";
 
-/// GPU 0 has MIG devices, GPU 1 is leased as a whole.
+/// GPU 0 has MIG devices. GPU 1 is leased as a whole.
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\n\
                       [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
 
@@ -53,7 +53,7 @@ fn request(agent: &Agent, words: &[&str]) -> String {
     id.trim().to_owned()
 }
 
-/// A command that `gpushctl run` became, which ends when its stdin closes.
+/// A command that `gpushctl run` has become. It ends when its stdin closes.
 struct Held {
     child: Child,
     /// The first line that it printed.
@@ -170,9 +170,9 @@ fn lease_is_entered_shown_renewed_and_ended() {
 }
 
 #[test]
-fn program_in_a_lease_keeps_it_and_a_shell_that_holds_it_does_not() {
+fn lease_is_kept_by_its_program_and_not_by_its_shell() {
     let (_host, agent) = started();
-    // As a login shell: the lease is bound to this process, which is no program in the lease.
+    // As in a login shell, the lease is bound to this process, which is not a program in the lease.
     let id = request(&agent, &["--whole", "--with", &std::process::id().to_string()]);
     let words = ["run", "--lease", &id, "--", "/bin/sh", "-c", "echo started; read _"];
     let mut command = gpushctl(&agent, &words, 100);
@@ -219,7 +219,7 @@ fn lease_belongs_to_its_holder() {
         let (code, text) = as_user(65532, args);
         assert_eq!(code, expected, "{text}");
     }
-    // Root is an administrator, and yet no process of root runs in the lease of a user.
+    // Root is an administrator. But no process of root may run in the lease of a user.
     let (code, text) = run(&agent, &["run", "--lease", &id, "--", "true"]);
     assert_eq!(code, 125, "{text}");
     let (_, text) = as_user(65532, &["lease", "list"]);
@@ -228,7 +228,7 @@ fn lease_belongs_to_its_holder() {
 }
 
 #[test]
-fn owner_and_quota_of_a_group_limit_who_gets_a_lease() {
+fn group_owner_and_quota_limit_leases() {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIPPED owner and quotas: only root can be several users");
         return;
@@ -246,22 +246,24 @@ fn owner_and_quota_of_a_group_limit_who_gets_a_lease() {
     };
     let (code, text) = as_nobody(&["lease", "request", "--whole", "--for", "1h"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
-    // A hook requests it as root, for the user of the job.
+    // Only Slurm's hooks can, not an administrator.
     let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h"]);
-    assert!(code == 5 && text.contains("Slurm"), "root must name the GPU: {text}");
-    let of_job = request(&agent, &["--whole", "-g", "1", "--for", "1h", "--user", "65534"]);
-    // The groups of a user for whom root asks count as well.
+    assert!(code == 5 && text.contains("Slurm"), "{text}");
+    let (code, text) = run(&agent, &["lease", "request", "--whole", "-g", "1", "--for", "1h", "--user", "65534"]);
+    assert!(code == 5 && text.contains("Slurm"), "{text}");
+    let first = request(&agent, &["--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
+    // The groups of a user for whom root requests a lease count too.
     let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
     assert!(code == 5 && text.contains(&format!("group {group} may hold 1 lease")), "{text}");
-    assert!(text.contains(&of_job), "{text}");
-    done(&agent, &["lease", "release", &of_job]);
-    agent.await_that("the lease has ended", || lease(&agent, &of_job).state == LeaseState::Ended);
+    assert!(text.contains(&first), "{text}");
+    done(&agent, &["lease", "release", &first]);
+    agent.await_that("the lease has ended", || lease(&agent, &first).state == LeaseState::Ended);
     let (code, text) = as_nobody(&["lease", "request", "--mig", "1g.10gb", "--for", "1h"]);
     assert_eq!(code, 0, "{text}");
 }
 
 #[test]
-fn impossible_request_is_refused_with_what_is_possible() {
+fn impossible_request_is_refused_with_alternatives() {
     let (_host, agent) = started();
     for (words, code, part) in [
         (&["--mig", "2g.30gb"][..], 2, "2g.20gb"),
@@ -283,7 +285,7 @@ fn impossible_request_is_refused_with_what_is_possible() {
 }
 
 #[test]
-fn leases_in_the_way_are_named() {
+fn blocking_leases_are_named() {
     let (_host, agent) = started();
     let id = request(&agent, &["--mig", "1g.10gb", "--for", "1h"]);
     for args in [&["mig", "apply", "7g.80gb", "-g", "0", "--once"][..], &["gpu", "reset", "0"]] {

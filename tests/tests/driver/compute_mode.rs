@@ -1,7 +1,7 @@
-//! Compute mode through the driver layer: included in every reading, set and read back; and changes that are
-//! refused, slow, lost or not visible.
+//! Compute mode through the driver layer: part of every reading, set, and read back. Also changes that are refused,
+//! slow, lost or not visible.
 
-#![allow(clippy::unwrap_used)] // A test says what failed by panicking.
+#![allow(clippy::unwrap_used)] // A test fails by a panic.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Invalid input and broken environments: the error names the object and the remedy, and nothing changes.
+//! Invalid input and broken environments. The error names the object and the remedy, and nothing changes.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{

@@ -1,5 +1,5 @@
-//! Access to pipe directories: no client is lost that connects just before a stop, and access is closed while the
-//! daemon does not serve. Concurrent requests of two administrators both take effect.
+//! Access to pipe directories. A client that connects just before a stop is not lost. Access is closed while the
+//! daemon does not serve. If two administrators send requests at the same time, both take effect.
 
 use std::path::Path;
 
@@ -93,7 +93,7 @@ fn unprobed_server_counts_as_used_unless_the_driver_denies_it() {
     assert!(!untold.clients_known, "{untold:#?}");
     assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not list")), "{untold:#?}");
     host.clear_faults();
-    // The driver lists no client, and no client waits for the server. The lease ends once that was seen.
+    // The driver lists no client, and no client waits for the server. The lease ends after gpushd has seen that.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
     clear_faults(&host);
     reaches(&agent, "0", MpsState::Stopped);
@@ -166,7 +166,7 @@ fn lease_holder_keeps_access_while_gpushd_waits_for_the_driver() {
     assert!(client.first.starts_with("active"), "{}", client.first);
     host.clear_faults();
     reaches(&agent, "0", MpsState::Ready);
-    // A gpushd with another rule does not close access either: only an operation changes the mode.
+    // A gpushd with another rule does not close access either, because only an operation changes the mode.
     agent.kill();
     let agent = Agent::start(&host, &CONFIG.replace("\"mps\"", "\"exclusive\""));
     becomes(&agent, &zero.target, "reported with its changed rule", |daemon| {

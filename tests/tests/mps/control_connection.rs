@@ -1,5 +1,5 @@
-//! Processes that keep an MPS daemon from answering, and daemons with an unknown protocol: what gpushd reports, and to
-//! which users.
+//! Processes that keep an MPS daemon from answering, and daemons with an unknown protocol. The tests check what
+//! gpushd reports, and to which users.
 
 use std::{
     os::{fd::OwnedFd, unix::process::CommandExt},

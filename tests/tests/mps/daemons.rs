@@ -1,5 +1,5 @@
-//! MPS daemons started, adopted, stopped, drained and ended through the real gpushd. The control daemon is simulated,
-//! and NVIDIA's own if it is installed. The servers are simulated.
+//! MPS daemons that the real gpushd starts, adopts, stops, drains and ends. The control daemon is simulated, and also
+//! NVIDIA's own if it is installed. The servers are simulated.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Clients keep their drain deadline even if their daemon ends meanwhile, and the API reports the deadline.
+//! Clients keep their drain deadline even if their daemon ends. The API reports the deadline.
 
 use gpush_api::{Code, Happening, MpsState};
 use gpush_tests::{
@@ -21,7 +21,7 @@ fn served(host: &Host) -> (Agent, Client) {
     (agent, client)
 }
 
-/// Kills the daemon of a client, and drains the leftovers.
+/// Kills the daemon of a client, and drains the leftover processes.
 fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert!(signal(pid_of(&daemon(agent, "0")), Signal::SIGKILL));
     becomes(agent, "0", "waiting for its leftovers", |daemon| {
@@ -44,7 +44,7 @@ fn leftover_server_is_drained_without_a_new_daemon() {
     assert_eq!(daemon(&agent, "0").clients_end_at, None);
     assert!(client.lives() && client.said().is_empty());
     client.end();
-    // Its server has no client any more, and ends.
+    // The server has no client left, and ends.
     reaches(&agent, "0", MpsState::Stopped);
     assert!(parts(&base(&host)).is_empty());
     assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);

@@ -1,4 +1,4 @@
-//! Reports about MPS daemons: events of state changes, too many clients and unsupported protocol versions. Also logs
+//! Reports about MPS daemons: events of state changes, too many clients, and unsupported protocol versions. Also logs
 //! that gpushd truncates before they fill a disk.
 
 use std::{
@@ -34,7 +34,7 @@ fn daemon_state_changes_are_events() {
     assert_eq!([next(&mut listener).0, next(&mut listener).0], [MpsState::Starting, MpsState::Ready]);
     let client = served.client();
     assert!(signal(daemon(&served.agent, "0").pid.expect("a pid").cast_signed(), Signal::SIGKILL));
-    // The server still serves, so the event has the reason for the state.
+    // The server still serves, so the event contains the reason for the state.
     let (state, why) = next(&mut listener);
     assert_eq!(state, MpsState::BackingOff);
     assert!(why.contains("was ended by signal 9"), "{why}");

@@ -1,4 +1,4 @@
-//! Leases count as use: a program takes seconds from its start until it calls cuInit.
+//! Leases count as use, because a program takes seconds from its start until it calls cuInit.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -16,7 +16,7 @@ use serde_json::json;
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// Without the lease, `stop` ended the daemon and the program ran without MPS.
+/// If the lease did not count, `stop` would end the daemon, and the program would run without MPS.
 #[test]
 fn lease_of_a_program_without_cuda_yet_blocks_stop_and_restart() {
     let host = Host::up(HOST);
@@ -43,7 +43,7 @@ fn lease_of_a_program_without_cuda_yet_blocks_stop_and_restart() {
     BufReader::new(run.stdout.take().expect("piped")).read_line(&mut first).expect("the program writes");
     assert!(first.starts_with("active"), "it runs through MPS: {first}");
     run.kill().and_then(|()| run.wait()).expect("the program ends");
-    // The lease has ended with the program, whether or not gpushd has noticed.
+    // The lease has ended with the program, whether or not gpushd has noticed that.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Stopped);
 }

@@ -1,4 +1,5 @@
-//! The systemd units and their drop-ins: systemd accepts them, and they contain the settings that gpushd depends on.
+//! The systemd units and their drop-ins. systemd must accept them, and they must contain the settings that gpushd
+//! needs.
 
 use std::{path::PathBuf, process::Command};
 
@@ -17,13 +18,19 @@ fn systemd_verify_accepts_units() {
         return;
     };
     println!("{}", String::from_utf8_lossy(&version.stdout).lines().next().unwrap_or_default());
-    // The program is at the unit's path, in a root directory for this test: verify looks for it.
+    // `systemd-analyze verify` looks for the program at the unit's path. So it must exist in the root directory of
+    // this test.
     let scratch = tempfile::tempdir().unwrap();
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no", "--recursive-errors=no"]);
     let mut checked = 0;
     for entry in std::fs::read_dir(repository().join("systemd")).unwrap() {
-        let unit = entry.unwrap().file_name().into_string().unwrap();
+        let entry = entry.unwrap();
+        // Drop-ins are in directories.
+        if entry.path().is_dir() {
+            continue;
+        }
+        let unit = entry.file_name().into_string().unwrap();
         let text = read(&format!("systemd/{unit}")).replace("/usr/sbin/gpushd", "/bin/true");
         std::fs::write(scratch.path().join(&unit), text).unwrap();
         verify.arg(scratch.path().join(&unit));
@@ -60,6 +67,15 @@ fn units_contain_required_settings() {
     assert!(read("packaging/sysusers.d/gpush.conf").contains("g gpush -\n"));
     assert!(!service.contains("RuntimeDirectory="), "it would take the socket with it");
     assert!(!service.contains("PrivateDevices="), "it would hide the GPUs");
+}
+
+/// Scopes of leases are outside of the slice whose stop ends what gpushd runs, and have the limit of systemd's user slices.
+#[test]
+fn slices_of_leases_have_the_limit_of_user_slices() {
+    let drop_in = read("systemd/gpulease-.slice.d/10-defaults.conf");
+    assert!(drop_in.contains("[Slice]\nTasksMax=33%\n"), "{drop_in}");
+    let installed = read("docs/install.md");
+    assert!(installed.contains("systemd/gpulease-.slice.d/10-defaults.conf"));
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! Time-sliced GPUs: level and compute mode through the real programs, kept, lost, repaired and restored; and
-//! an nvidia-smi that is unsupported, fails, hangs or is missing.
+//! Time-sliced GPUs: level and compute mode through the real programs, kept, lost, repaired and restored. Also an
+//! nvidia-smi that lacks support, fails, hangs or is missing.
 
-#![allow(clippy::unwrap_used)] // A test says what failed by panicking.
+#![allow(clippy::unwrap_used)] // A test fails by a panic.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ const LONG: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"timeslice\"\n\
 /// No GPU is time-sliced.
 const NOBODY: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"exclusive\"\n";
 
-/// Returns level and compute mode of each GPU, read without gpushd.
+/// Returns the level and the compute mode of each GPU, read without gpushd.
 fn truth(host: &Host) -> Vec<(String, u64)> {
     let show = host.show();
     let gpus = show["gpus"].as_array().unwrap().iter();
@@ -121,7 +121,7 @@ fn forgotten_level_is_set_again() {
     smi(&host, "-pm 0");
     let ask = |verb: &str| agent.post(&format!("/v1/maintenance/{verb}"), &serde_json::json!({})).status;
     assert_eq!(ask("enter") / 100, 2, "{}", agent.log());
-    // The next process that opens the GPU finds the defaults.
+    // The next process that opens the GPU finds the default settings.
     smi(&host, "-pm 0");
     assert!(are(&host, NOT_SET), "{:?}", truth(&host));
     assert_eq!(ask("leave") / 100, 2);
@@ -139,7 +139,7 @@ async fn foreign_level_is_drift_and_is_repaired() {
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(2);
     driver.set_compute_mode(&uuid, ComputeMode::Default).await.unwrap();
-    // A changed level is noticed within a minute, or on request.
+    // gpushd notices a changed level within a minute, or on request.
     reload(&mut agent, LONG);
     agent.await_that("both levels are repaired", || are(&host, SET));
     await_kept(&agent);
@@ -218,13 +218,13 @@ fn failed_change_still_restores_earlier_settings() {
         let told = troubles(&agent);
         told.contains("time-slice level short") && told.contains("compute mode")
     });
-    // The same after a kill of gpushd: the intended level is on record.
+    // The same after gpushd was killed: the intended level is recorded.
     agent.kill();
     let mut agent = Agent::start(&host, NOBODY);
     agent.await_that("neither GPU is restored", || !troubles(&agent).is_empty());
     assert!(are(&host, SET), "{:?}", truth(&host));
     host.clear_faults();
-    // The next reload retries at once.
+    // The next reload retries immediately.
     reload(&mut agent, NOBODY);
     agent.await_that("both GPUs are restored", || are(&host, NOT_SET));
 }
@@ -345,7 +345,7 @@ fn part_with_recorded_level_is_not_unsupported() {
     host.clear_faults();
     reload(&mut agent, LONG);
     await_kept(&agent);
-    // The same at the first read after a restart of gpushd: the applied level is on record.
+    // The same at the first read after a restart of gpushd: the applied level is recorded.
     agent.stop();
     host.fault("compute-policy-list --rc NOT_SUPPORTED");
     let mut agent = Agent::start(&host, NOBODY);

@@ -1,7 +1,7 @@
 //! The arrows between the agent's top-level modules.
 //!
 //! The table in ARCHITECTURE.md lists the modules from the highest layer to the lowest, each with the modules that it
-//! uses. A module may only use modules further down, so there is no cycle.
+//! uses. A module may use only modules further down, so there is no cycle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,13 +20,13 @@ use crate::workspace;
 const DOCUMENT: &str = "ARCHITECTURE.md";
 const SRC: &str = "agent/src";
 
-/// Arrows, as the module that uses and the module that is used.
+/// Arrows: the module that uses, and the module that is used.
 type Arrows = BTreeSet<(String, String)>;
 
-/// Checks the modules of the agent; returns a summary.
+/// Checks the modules of the agent. Returns a summary.
 ///
 /// # Errors
-/// If the code and the table do not agree; names every difference.
+/// If the code and the table differ. The error names every difference.
 pub(crate) fn check() -> Result<String> {
     let (source, table) = (source()?, Table::find(&read(DOCUMENT)?)?);
     let wrong = violations(&source, &table);
@@ -43,7 +43,7 @@ pub(crate) fn check() -> Result<String> {
 /// Updates the lists of used modules in the table.
 ///
 /// # Errors
-/// If a module has no row; a row's place is a decision.
+/// If a module has no row: a person must decide where its row goes.
 pub(crate) fn write_table() -> Result<()> {
     let (source, text) = (source()?, read(DOCUMENT)?);
     let table = updated(&source, Table::find(&text)?);
@@ -69,7 +69,7 @@ fn upward(source: &CrateSource, table: &Table) -> Arrows {
     source.uses.keys().filter(|(from, to)| !points_down(from, to)).cloned().collect()
 }
 
-/// Returns the table with the used modules as in the code. Modules that no longer exist lose their rows.
+/// Returns the table with the modules that the code uses. Removes the rows of modules that no longer exist.
 fn updated(source: &CrateSource, mut table: Table) -> Table {
     let upward = upward(source, &table);
     table.rows.retain(|row| source.modules.contains(&row.module));
@@ -121,7 +121,7 @@ fn used_by<'a>(source: &'a CrateSource, module: &'a str) -> impl Iterator<Item =
     source.uses.keys().filter(move |(from, _)| from == module).map(|(_, to)| to.as_str())
 }
 
-/// Returns a shortest path from one module to another along the arrows, both included.
+/// Returns a shortest path from one module to another along the arrows, including both ends.
 fn path_between<'a>(source: &'a CrateSource, from: &'a str, to: &str) -> Option<Vec<&'a str>> {
     let mut came_from: BTreeMap<&str, Option<&str>> = BTreeMap::from([(from, None)]);
     let mut open = std::collections::VecDeque::from([from]);

@@ -20,9 +20,9 @@ pub(crate) struct ModeChange {
     /// Position of the GPU in the plans of the operation.
     pub(crate) position: usize,
     pub(crate) gpu: GpuName,
-    /// Whether the GPU may be reset to put the mode into force.
+    /// Whether the GPU may be reset to make the mode effective.
     pub(crate) may_reset: bool,
-    /// UUIDs of the GPUs that are reset together with it.
+    /// UUIDs of the GPUs that are reset together with this GPU.
     pub(crate) peers: Vec<String>,
 }
 
@@ -31,12 +31,12 @@ pub(crate) struct ModeChange {
 enum SetModeResult {
     /// The mode is effective.
     InForce,
-    /// The mode is effective after a reset. The error applies if there is no reset.
+    /// The mode becomes effective with a reset. If no reset follows, the error applies.
     Pending(ApiError),
 }
 
-/// Sets MIG mode on several GPUs, with resets where needed. Returns those that failed, by position. When one of them
-/// refuses the mode, none is reset.
+/// Sets MIG mode on several GPUs, with resets where needed. Returns the failures by position. If the mode cannot be set
+/// on one of the GPUs, none of them is reset.
 pub(crate) async fn execute(
     mig: &MigMode,
     purpose: &Purpose<'_>,
@@ -69,7 +69,7 @@ pub(crate) async fn execute(
     troubled
 }
 
-/// Verifies after a reset, or an attempt at one, that a mode is effective.
+/// Verifies that a mode is effective, after a reset or an attempt at one.
 async fn put_into_force(
     mig: &MigMode,
     change: &ModeChange,
@@ -96,10 +96,10 @@ async fn put_into_force(
     }
 }
 
-/// Sets the MIG mode of a GPU without putting it into force.
+/// Sets the MIG mode of a GPU without a reset, so that it may stay pending.
 ///
 /// # Errors
-/// When the driver refuses the mode, the GPU is lost, or the call may still take effect.
+/// If the driver refuses the mode, the GPU is lost, or the call may still take effect.
 pub(crate) async fn set_pending(driver: &Driver, gpu: &GpuName, enable: bool) -> Result<(), Trouble> {
     set(driver, gpu, enable).await.map(|_| ())
 }

@@ -1,4 +1,4 @@
-//! From bytes to a config: UTF-8, TOML, then the settings; the rules are their own module.
+//! Parses the bytes of a config: UTF-8, TOML, then the settings. `rules` parses the rules.
 
 use std::ops::Range;
 
@@ -11,7 +11,8 @@ use super::{
     Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, mode_change, mps, processes, quotas,
     reader::{Reader, Text, Value, get, unknown},
     rules,
-    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LEASES, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE, TOP},
+    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LEASES, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE, SLURM, TOP},
+    slurm,
 };
 use crate::{
     diagnostic::{self, Document, FileErrors as ConfigErrors, Problem},
@@ -44,7 +45,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
     }
 }
 
-/// A TOML error in our words where the parser's own lack the fix.
+/// Converts a TOML error. Replaces the parser's message where that does not contain the solution.
 fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> Problem {
     let end = text.len();
     let span = error.span().unwrap_or(end..end);
@@ -77,7 +78,7 @@ fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> 
     Problem::new(span, format!("this is not TOML: {message}"), hint)
 }
 
-/// The last header `[name]` before `before`. The parser forgets the first of two equal tables.
+/// Finds the last header `[name]` before `before`. The parser does not keep the first of two equal tables.
 fn earlier_header(text: &str, name: &str, before: usize) -> Option<Range<usize>> {
     let header = format!("[{name}]");
     let mut at = 0;
@@ -92,7 +93,7 @@ fn earlier_header(text: &str, name: &str, before: usize) -> Option<Range<usize>>
     found
 }
 
-/// The last place before `before` where a key of that name stands.
+/// Finds the last position before `before` that has a key of this name.
 fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Range<usize>>) {
     for (key, value) in table {
         let span = key.span();
@@ -118,7 +119,7 @@ fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Ra
 }
 
 fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
-    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LEASES, QUOTA, LAYOUTS, RULE];
+    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LEASES, SLURM, QUOTA, LAYOUTS, RULE];
     let tables = tables.map(|section| section.table());
     reader.strangers(top, TOP, &tables);
     let mut config = Config::default();
@@ -161,8 +162,12 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
         reader.strangers(table, LEASES, &[]);
         config.leases = quotas::leases(reader, table);
     }
+    if let Some(table) = reader.table(top, SLURM) {
+        reader.strangers(table, SLURM, &[]);
+        config.slurm = slurm::read(reader, table);
+    }
     config.quotas = quotas::read(reader, top);
-    // A layout that is wrong keeps its name: a rule that names it is not wrong too.
+    // A layout with an error still counts as defined, so that a rule that names it gets no second error.
     let mut names = Vec::new();
     if let Some(table) = reader.table(top, LAYOUTS) {
         for (key, value) in table {
@@ -329,7 +334,7 @@ fn named_layout(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>) -> Op
     Some(layout)
 }
 
-/// The texts of a layout: a list of strings or one string.
+/// Returns the texts of a layout: a list of strings or a single string.
 pub(super) fn layout_texts(reader: &mut Reader<'_>, key: &str, value: Value<'_, '_>) -> Option<Vec<Text>> {
     let example = "[\"3g.40gb\", \"1g.10gb*2\"]";
     let items = match value.get_ref() {
@@ -363,7 +368,7 @@ pub(super) fn layout_texts(reader: &mut Reader<'_>, key: &str, value: Value<'_, 
     (texts.len() == items.len()).then_some(texts)
 }
 
-/// Reads the texts of a layout, mapping errors into the file.
+/// Parses the texts of a layout. The spans of errors refer to the file.
 pub(super) fn entries(reader: &mut Reader<'_>, texts: &[Text], value: Value<'_, '_>) -> Option<Layout> {
     let plain: Vec<&str> = texts.iter().map(|text| text.value.as_str()).collect();
     match Layout::parse_all(&plain) {

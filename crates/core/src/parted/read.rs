@@ -1,5 +1,4 @@
-//! Converts YAML nodes to a file, and reports everything that is missing, unknown or invalid at once, each with
-//! its place.
+//! Converts YAML nodes to a file. Reports all missing, unknown and invalid parts at once, each with its place.
 
 use std::ops::Range;
 
@@ -14,16 +13,16 @@ use crate::{
     quote::Quoted,
 };
 
-/// Maximum number of reported problems: a page.
+/// Maximum number of reported problems.
 const MOST_PROBLEMS: usize = 50;
 
-/// Maximum number of groups of all labels: aliases can multiply a small file.
+/// Maximum number of groups of all labels together. Aliases can multiply the content of a small file.
 const MOST_GROUPS: usize = 4096;
 
 const TOP: [&str; 2] = ["version", "mig-configs"];
 const GROUP: [&str; 4] = ["devices", "device-filter", "mig-enabled", "mig-devices"];
 
-/// Reads the valid labels, and reports the invalid ones if the file as a whole is valid.
+/// Parses the valid labels. Reports the invalid ones if the rest of the file is valid.
 pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), FileErrors> {
     let fail = |text: &str, problem| Err(FileErrors::new(Document::MigParted, path, text, vec![problem]));
     if bytes.len() > MOST_BYTES {
@@ -66,14 +65,14 @@ pub(super) struct Reader<'t> {
     text: &'t str,
     problems: Vec<Problem>,
     groups: usize,
-    /// Names of labels that are invalid, or were not read any more.
+    /// Names of labels that are invalid, or were not read.
     wrong: Vec<String>,
     /// Whether a problem is outside all labels.
     beyond_labels: bool,
 }
 
 impl Reader<'_> {
-    /// Converts a span of characters to one of bytes, on one line.
+    /// Converts a span of characters to a span of bytes on one line.
     fn bytes(&self, span: &Range<usize>) -> Range<usize> {
         let at = |n| self.text.char_indices().nth(n).map_or(self.text.len(), |(at, _)| at);
         let start = at(span.start);
@@ -87,12 +86,12 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns whether the maximum number of problems is reached, so that reading can stop.
+    /// Returns whether the maximum number of problems is reached. Then parsing can stop.
     pub(super) fn full(&self) -> bool {
         self.problems.len() >= MOST_PROBLEMS
     }
 
-    /// Reports keys that are not `known`, and returns which known keys were probably meant.
+    /// Reports keys that are not `known`. Returns the known keys that were probably meant.
     fn strangers(&mut self, entries: &[yaml::Entry], known: &[&'static str], place: &str) -> Vec<&'static str> {
         let mut all = Vec::new();
         for (key, _) in entries {
@@ -185,7 +184,7 @@ impl Reader<'_> {
             }
         };
         if self.groups > MOST_GROUPS {
-            // Reported with the first excess group.
+            // Report this once, at the first group that is too many.
             return None;
         }
         self.groups += items.len();
@@ -255,7 +254,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns whether all keys are known: only then a missing key is worth a report.
+/// Returns whether all keys are known. Only then a missing key is reported.
 fn has_all_known(entries: &[yaml::Entry]) -> bool {
     entries.iter().all(|(key, _)| key.text().is_some_and(|name| TOP.contains(&name)))
 }

@@ -92,7 +92,7 @@ impl Reader<'_> {
         well.then_some(Devices::Listed(indexes))
     }
 
-    /// Accepts `true` and `false`, and their YAML 1.1 forms, as mig-parted does.
+    /// Parses `true` and `false`, and their YAML 1.1 forms, like mig-parted.
     pub(super) fn flag(&mut self, node: &Node) -> Option<bool> {
         if let Kind::Scalar { text, plain: true } = &node.kind {
             match text.to_ascii_lowercase().as_str() {
@@ -109,7 +109,7 @@ impl Reader<'_> {
         None
     }
 
-    /// Reads profiles with their counts, as a layout in the order of the file.
+    /// Parses profiles with their counts into a layout, in the order of the file.
     pub(super) fn layout(&mut self, node: &Node) -> Option<Layout> {
         let example = "write a profile and a count on each line: \"1g.10gb\": 7; {} for no instance";
         let Kind::Map(entries) = &node.kind else {
@@ -159,7 +159,7 @@ impl Reader<'_> {
             Err(error) => {
                 let hint = error.hint.clone().filter(|hint| hint.starts_with("did you mean"));
                 let what = format!("{} is not a MIG profile", Quoted(text));
-                // For a valid form, the reason is more specific: a compute instance with too many slices.
+                // If the form is valid, use the more specific reason: the compute instance has too many slices.
                 let what = if hint.is_none() && text.contains("c.") { error.message.clone() } else { what };
                 self.report(&key.span, what, hint.unwrap_or_else(|| shape.to_owned()));
                 None

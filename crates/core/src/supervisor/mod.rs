@@ -1,5 +1,5 @@
-//! Supervisor of one MPS control daemon, as a pure state machine: events in, effects out. The caller executes
-//! the effects, through a systemd unit or a child process.
+//! Supervisor of one MPS control daemon, as a pure state machine: events in, effects out. The caller executes the
+//! effects, through a systemd unit or a child process.
 //!
 //! ```text
 //!   found running at start ──► Found ── probed, and desired ─► Ready │ not desired ─► Draining
@@ -20,13 +20,16 @@
 //!     └─────── restart: desired again as soon as it has ended ──► Starting
 //! ```
 //!
-//! When a rule no longer wants a daemon, the daemon drains: clients may run as long as they like. Only an
-//! explicit request sets a deadline. Admission is open only in `Ready`; in `Found`, users admitted before the
-//! restart keep their access. A hung daemon with clients is left running unless the policy says otherwise: the
-//! clients still compute, and a restart would end them. So is a daemon whose server met a fault, which recovers
-//! when the affected clients have ended; and a daemon whose control connection another process holds, such as
-//! an administrator's front-end. A daemon that is found running at start is adopted with its pid; no second one
-//! is started. No action follows until the caller reports whether it is desired.
+//! - When a rule no longer wants a daemon, the daemon drains: clients may run as long as they like. Only an explicit
+//!   request sets a deadline.
+//! - Admission is open only in `Ready`. In `Found`, users admitted before the restart keep their access.
+//! - A hung daemon with clients is left running unless the policy says otherwise: the clients still compute, and a
+//!   restart would end them.
+//! - A daemon whose server has a fault is also left running. It recovers when the affected clients have ended.
+//! - A daemon is also left running while another process, such as an administrator's front-end, holds its control
+//!   connection.
+//! - A daemon that is found running at start is adopted with its pid, and no second one is started. No action follows
+//!   until the caller reports whether it is desired.
 
 mod words;
 
@@ -39,25 +42,27 @@ pub use self::words::{Effect, Event, Instant, Policy, State};
 pub struct Supervisor {
     policy: Policy,
     state: State,
-    /// `None` until the caller reports it.
+    /// Whether the daemon is desired; `None` until the caller reports it.
     wanted: Option<bool>,
-    /// `None` if unknown: the daemon was found or does not answer, and the driver does not list clients either.
+    /// Number of clients; `None` if unknown. Then the daemon was found or does not answer, and the driver does not list
+    /// clients either.
     clients: Option<usize>,
-    /// Times of the failures that still count.
+    /// Times of the recent failures.
     failed: VecDeque<Instant>,
 }
 
-/// Probes in a row without an answer that make a daemon hung. One alone may come from an open front-end.
+/// Number of consecutive probes without an answer after which a daemon counts as hung. A single one may be caused by an
+/// open front-end.
 const SILENCES: u32 = 2;
 
 impl Supervisor {
-    /// Creates the machine for a daemon about which nothing is known.
+    /// Creates the machine for a daemon of which nothing is known.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         Self { policy, state: State::Stopped, wanted: None, clients: Some(0), failed: VecDeque::new() }
     }
 
-    /// Returns its state.
+    /// Returns the state of the daemon.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
@@ -69,7 +74,7 @@ impl Supervisor {
         matches!(self.state, State::Ready { .. }) && self.wanted()
     }
 
-    /// Returns whether users of a found daemon keep their access for now.
+    /// Returns whether users of a found daemon keep their access.
     #[must_use]
     pub fn may_go_on(&self) -> bool {
         matches!(self.state, State::Found { .. } | State::Ready { .. }) && self.wanted != Some(false)
@@ -93,7 +98,7 @@ impl Supervisor {
         }
     }
 
-    /// Returns its pid while it is running.
+    /// Returns the pid of the daemon while it is running.
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         match self.state {
@@ -110,30 +115,30 @@ impl Supervisor {
         }
     }
 
-    /// Returns whether it is desired.
+    /// Returns whether the daemon is desired.
     #[must_use]
     pub fn wanted(&self) -> bool {
         self.wanted == Some(true)
     }
 
-    /// Returns whether the caller has reported if it is desired.
+    /// Returns whether the caller has reported whether the daemon is desired.
     #[must_use]
     pub fn is_told(&self) -> bool {
         self.wanted.is_some()
     }
 
-    /// Returns its number of clients, if known.
+    /// Returns the number of clients, if known.
     #[must_use]
     pub fn clients(&self) -> Option<usize> {
         self.clients
     }
 
-    /// Returns whether it is known to have no clients.
+    /// Returns whether the daemon is known to have no clients.
     fn is_idle(&self) -> bool {
         self.clients == Some(0)
     }
 
-    /// Returns the number of failures that count.
+    /// Returns the number of recent failures.
     #[must_use]
     pub fn failures(&self) -> usize {
         self.failed.len()
@@ -144,8 +149,8 @@ impl Supervisor {
         self.policy = policy;
     }
 
-    /// Processes an event and returns the effects in order. From then on [`Self::admits`] tells whether access
-    /// may be granted.
+    /// Processes an event and returns the effects in order. Afterwards [`Self::admits`] tells whether access may be
+    /// granted.
     pub fn step(&mut self, event: &Event, now: Instant) -> Vec<Effect> {
         match event {
             Event::Wanted(wanted) => {
@@ -188,7 +193,7 @@ impl Supervisor {
             }
             Event::Found { pid } => {
                 match self.state {
-                    // A probe will show whether it serves, and the caller whether it is desired.
+                    // The next probe shows whether it serves, and the caller reports whether it is desired.
                     State::Stopped | State::BackingOff { .. } | State::GivenUp => {
                         (self.state, self.clients) = (State::Found { pid: *pid }, None);
                     }
@@ -283,7 +288,7 @@ impl Supervisor {
                 self.state = State::Draining { pid: *pid, until: None, served };
                 Vec::new()
             }
-            // Desired again before it was stopped: it has served all the time.
+            // It was not stopped yet, so it has served all the time.
             (true, State::Draining { pid, served: true, .. }) => {
                 self.state = State::Ready { pid: *pid, silences: 0 };
                 Vec::new()
@@ -352,8 +357,8 @@ impl Supervisor {
         }
     }
 
-    /// The process that holds the control connection also blocks clients, so admission is closed; but the
-    /// daemon works.
+    /// Handles a probe while another process holds the control connection. That process also blocks clients, so
+    /// admission is closed. But the daemon works.
     fn busy(&mut self) -> Vec<Effect> {
         match self.state {
             State::Ready { pid, silences } if silences + 1 < SILENCES => {
@@ -429,7 +434,7 @@ impl Supervisor {
 
     fn tick(&mut self, now: Instant) -> Vec<Effect> {
         match self.state {
-            // Late. The next start follows only after its process has ended.
+            // It did not answer in time. The next start follows only after its process has ended.
             State::Starting { until } if until <= now => self.kill_failed(now),
             State::BackingOff { until } if until <= now => self.start(now),
             State::Draining { until: Some(until), .. } if until <= now => self.stop(now),

@@ -114,7 +114,8 @@ fn found_daemon_is_adopted_and_no_other_started() {
     assert_eq!(one.step(&Event::Wanted(true), at(0)), []);
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), []);
     assert_eq!(one.state(), &State::Ready { pid: PID, silences: 0 });
-    // The same holds without clients; and a daemon that is not wanted is not killed for being found.
+    // The same holds for a daemon without clients. A daemon that is not desired is not killed just because it was
+    // found.
     let mut other = Supervisor::new(Policy::default());
     assert_eq!((other.step(&Event::Found { pid: PID }, at(0)), other.pid()), (vec![], Some(PID)));
     let mut silent = other.clone();
@@ -185,7 +186,7 @@ fn found_daemon_is_unchanged_until_desire_is_known() {
         assert!(matches!(one.step(&Event::Wanted(false), at(2))[..], [Effect::Quit]));
         assert!(!one.may_go_on());
     }
-    // A daemon that never answered is killed once it is desired and known to have no clients.
+    // A daemon that never answered is killed when it is desired and known to have no clients.
     let mut one = Supervisor::new(Policy::default());
     one.step(&Event::Found { pid: PID }, at(0));
     assert_eq!(one.step(&Event::Wanted(true), at(1)), []);
@@ -207,7 +208,7 @@ fn busy_control_connection_closes_admission_without_a_kill() {
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(100)), []);
 }
 
-/// The real daemon.
+/// The state of the real daemon.
 #[derive(Debug, Default)]
 struct World {
     alive: bool,
@@ -215,8 +216,8 @@ struct World {
 }
 
 proptest! {
-    /// In any order of events: there are never two daemons, users are admitted only to a daemon that serves, a
-    /// daemon is never killed unasked while it has clients, and the desired state is always pursued.
+    /// Holds for any order of events. There are never two daemons. Users are admitted only to a daemon that serves. A
+    /// daemon with clients is never killed without a request. The machine always moves towards the desired state.
     #[test]
     fn daemon_is_never_doubled_nor_killed_with_clients(
         happens in proptest::collection::vec((0_u8..13, 0_u64..40), 1..300),

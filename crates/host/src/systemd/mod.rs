@@ -27,9 +27,10 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 use zbus::{
-    Connection,
+    Connection, MatchRule, MessageStream,
     export::ordered_stream::OrderedStreamExt,
     fdo::DBusProxy,
+    message::Type,
     proxy::CacheProperties,
     zvariant::{OwnedObjectPath, Value},
 };
@@ -55,7 +56,28 @@ pub fn is_the_service_manager() -> bool {
 /// systemd's manager. One for the whole agent: all calls share its connection.
 #[derive(Debug, Default)]
 pub struct Manager {
-    connection: Mutex<Option<Connection>>,
+    connection: Mutex<Option<Link>>,
+}
+
+/// A connection to the bus.
+#[derive(Debug, Clone)]
+struct Link {
+    connection: Connection,
+    /// Whether systemd sends signals to it.
+    is_subscribed: bool,
+}
+
+/// A transient scope for a process that runs already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransientScope {
+    /// Name of the unit, with `.scope`.
+    pub name: String,
+    /// What `systemctl status` shows.
+    pub description: String,
+    /// The slice that contains it.
+    pub slice: String,
+    /// The process that systemd moves into it.
+    pub process: u32,
 }
 
 /// A program to run in a transient unit.
@@ -154,6 +176,42 @@ impl Manager {
         .await
     }
 
+    /// Creates a transient scope and moves a process into it. systemd forgets the scope when its last process has ended.
+    ///
+    /// That takes two round trips: a match at the bus, which also shows that the connection is alive, and the call.
+    /// The end of the job comes as a signal.
+    ///
+    /// # Errors
+    /// When the bus cannot be reached, or systemd refuses. The process may have been moved if there was no answer.
+    pub async fn start_scope(&self, scope: &TransientScope) -> Result<(), Error> {
+        let what = format!("start {}", scope.name);
+        let mut manager = self.subscribed(&what).await?;
+        let mut ends = ends_of_jobs(&manager, &scope.name).await;
+        if ends.is_err() {
+            // The bus was restarted. Nothing was asked of systemd yet.
+            *self.connection.lock().await = None;
+            manager = self.subscribed(&what).await?;
+            ends = ends_of_jobs(&manager, &scope.name).await;
+        }
+        let ends = ends?;
+        let properties: [Property<'_>; 4] = [
+            ("Description", Value::from(scope.description.as_str())),
+            ("Slice", Value::from(scope.slice.as_str())),
+            ("CollectMode", Value::from("inactive-or-failed")),
+            ("PIDs", Value::from(vec![scope.process])),
+        ];
+        let run = job_ends(&what, ends, manager.start_transient_unit(&scope.name, "fail", &properties, &[]));
+        timeout(JOB, run).await.unwrap_or(Err(Error::Deadline { what, after: JOB }))
+    }
+
+    /// Checks that systemd can be reached, and connects if needed.
+    ///
+    /// # Errors
+    /// When the bus cannot be reached, or systemd refuses.
+    pub async fn check(&self) -> Result<(), Error> {
+        self.subscribed("answer a connection").await.map(drop)
+    }
+
     /// Kills all processes of a unit.
     ///
     /// # Errors
@@ -239,17 +297,44 @@ impl Manager {
 
     /// Returns the connection, or a new one when it is not alive.
     async fn alive(&self) -> Result<Connection, Error> {
-        let mut connection = self.connection.lock().await;
-        if let Some(connection) = connection.as_ref()
-            && is_alive(connection).await
+        let mut link = self.connection.lock().await;
+        if let Some(link) = link.as_ref()
+            && is_alive(&link.connection).await
         {
-            return Ok(connection.clone());
+            return Ok(link.connection.clone());
         }
-        *connection = None;
+        *link = None;
+        Ok(link.insert(Link::new().await?).connection.clone())
+    }
+
+    /// Returns a proxy on the connection, or on a new one if there is none. systemd sends its signals to it. Whether the
+    /// connection is still alive is not checked.
+    async fn subscribed(&self, what: &str) -> Result<SystemManagerProxy<'static>, Error> {
+        let mut slot = self.connection.lock().await;
+        let link = match slot.as_mut() {
+            Some(link) => link,
+            None => slot.insert(Link::new().await?),
+        };
+        let builder = SystemManagerProxy::builder(&link.connection).cache_properties(CacheProperties::No);
+        let manager = builder.build().await.map_err(Error::Bus)?;
+        if !link.is_subscribed {
+            if let Err(error) = subscribe(&manager, what).await {
+                // The next call connects again.
+                *slot = None;
+                return Err(error);
+            }
+            link.is_subscribed = true;
+        }
+        Ok(manager)
+    }
+}
+
+impl Link {
+    async fn new() -> Result<Self, Error> {
         let connected = timeout(ANSWER, Connection::system()).await;
         let what = "answer a connection".to_owned();
-        let new = connected.map_err(|_| Error::Deadline { what, after: ANSWER })?.map_err(Error::Bus)?;
-        Ok(connection.insert(new).clone())
+        let connection = connected.map_err(|_| Error::Deadline { what, after: ANSWER })?.map_err(Error::Bus)?;
+        Ok(Self { connection, is_subscribed: false })
     }
 }
 
@@ -285,18 +370,40 @@ where
     let run = async {
         subscribe(manager, what).await?;
         // Before the call: a job may end before its answer is read.
-        let mut ends = manager.receive_job_removed_with_args(&[(2, unit)]).await.map_err(Error::Bus)?;
-        let job = call(what, queue()).await?;
-        while let Some(signal) = ends.next().await {
-            let end = signal.args().map_err(Error::Bus)?;
-            if end.job == job {
-                let result = end.result.clone();
-                return if result == "done" { Ok(()) } else { Err(Error::Job { what: what.to_owned(), result }) };
-            }
-        }
-        Err(closed())
+        let ends = ends_of_jobs(manager, unit).await?;
+        job_ends(what, ends, queue()).await
     };
     timeout(within, run).await.unwrap_or_else(|_| Err(Error::Deadline { what: what.to_owned(), after: within }))
+}
+
+/// Makes a call that queues a job, and waits for its end among the ends of jobs.
+async fn job_ends(
+    what: &str,
+    mut ends: MessageStream,
+    queue: impl Future<Output = zbus::Result<OwnedObjectPath>>,
+) -> Result<(), Error> {
+    let queued = call(what, queue).await?;
+    while let Some(signal) = ends.next().await {
+        let signal = signal.map_err(Error::Bus)?;
+        let (_id, job, _unit, result): (u32, OwnedObjectPath, String, String) =
+            signal.body().deserialize().map_err(Error::Bus)?;
+        if job == queued {
+            return if result == "done" { Ok(()) } else { Err(Error::Job { what: what.to_owned(), result }) };
+        }
+    }
+    Err(closed())
+}
+
+/// Receives the ends of the jobs of a unit (`JobRemoved`). A stream of zbus's proxies would ask the bus for the owner of
+/// systemd's name as well, twice: three round trips in place of one.
+async fn ends_of_jobs(manager: &SystemManagerProxy<'_>, unit: &str) -> Result<MessageStream, Error> {
+    let proxy = manager.inner();
+    let rule = async {
+        let rule = MatchRule::builder().msg_type(Type::Signal).sender(proxy.destination())?;
+        let rule = rule.path(proxy.path())?.interface(proxy.interface())?.member("JobRemoved")?.arg(2, unit)?.build();
+        MessageStream::for_match_rule(rule, proxy.connection(), None).await
+    };
+    timeout(ANSWER, rule).await.map_err(|_| closed())?.map_err(Error::Bus)
 }
 
 /// Makes systemd send signals to this connection. It refuses the second time, which is as good.

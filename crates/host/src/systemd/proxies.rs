@@ -52,10 +52,6 @@ pub(super) trait SystemManager {
 
     /// Lists the processes of a unit: cgroup, pid, command line.
     fn get_unit_processes(&self, name: &str) -> zbus::Result<Vec<(String, u32, String)>>;
-
-    /// Reports the end of a job.
-    #[zbus(signal)]
-    fn job_removed(&self, id: u32, job: OwnedObjectPath, unit: String, result: String) -> zbus::Result<()>;
 }
 
 /// The properties of a unit. For an empty interface name systemd returns those of all interfaces, as of one moment.

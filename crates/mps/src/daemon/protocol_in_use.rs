@@ -1,4 +1,5 @@
-//! Describes the protocol that gpushd uses with a daemon, and recognizes daemons whose protocol it does not support.
+//! Describes the protocol that gpushd uses with a daemon, and recognizes daemons whose protocol gpushd does not
+//! support.
 
 use std::{fs::File, io::Read};
 
@@ -8,11 +9,11 @@ use crate::protocol::{
 };
 use gpush_host::proc;
 
-/// Largest program that is searched for its version, bytes. NVIDIA's has 54 kB.
+/// Size in bytes up to which gpushd searches a program for its version. NVIDIA's program has 54 kB.
 const LARGEST: u64 = 1 << 20;
 
-/// Describes the protocol in use with the daemon of a pid. The version is that of its program, which may differ from the
-/// driver's, or the driver's if the program does not name one.
+/// Describes the protocol in use with the daemon of this pid. The version is that of the daemon's program. It may
+/// differ from the driver's version, which is used if the program does not contain one.
 pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String {
     let (own, tried) = (program_version(pid), tried());
     let version = match (&own, driver) {
@@ -31,13 +32,13 @@ pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String
     }
 }
 
-/// Names the driver branches with which the protocol was tried.
+/// Lists the driver branches with which the protocol was tested.
 fn tried() -> String {
     let [first @ .., last] = TRIED.map(|branch| branch.to_string());
     format!("{} and {last}", first.join(", "))
 }
 
-/// Returns the version of the program that a process runs, also if its file was replaced.
+/// Returns the version of the program that a process executes, even if the program's file was replaced.
 fn program_version(pid: i32) -> Option<String> {
     let program = File::open(format!("/proc/{pid}/exe")).ok()?;
     if program.metadata().ok()?.len() > LARGEST {
@@ -48,7 +49,7 @@ fn program_version(pid: i32) -> Option<String> {
     version::of_program(&bytes).map(str::to_owned)
 }
 
-/// Returns why gpushd does not support a daemon, if that follows from how it was started.
+/// Returns why gpushd does not support a daemon, judged by its command line and environment.
 pub(super) fn unsupported(pid: i32) -> Option<String> {
     let of = |what: &str| proc::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
     version::unsupported(&of("cmdline"), &of("environ")).map(|what| what.to_string())

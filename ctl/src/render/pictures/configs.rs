@@ -1,9 +1,9 @@
-//! The config, and overrides of it.
+//! Drawings of the config and its overrides.
 
 use super::*;
 
 #[test]
-fn the_config_in_force() {
+fn config_in_force() {
     let look = fixtures::look(80, UTF8);
     let rule = |name: &str, gpus: &[&str], mode, layout: Option<&[&str]>, claims: &[u32]| RuleView {
         name: name.into(),
@@ -94,7 +94,7 @@ fn an_override(gpu: u32, layout: &[&str], reason: &str, expires_in: Option<i64>)
 }
 
 #[test]
-fn overrides_where_they_show() {
+fn override_is_shown_in_every_view() {
     let look = fixtures::look(80, UTF8);
     let long = "the quarterly run of the group for weather needs one large instance for some days";
     let both = [an_override(0, &["7g.80gb"], long, Some(3 * 3600)), an_override(3, &["1g.10gb*7"], "", None)];
@@ -114,7 +114,7 @@ fn overrides_where_they_show() {
 }
 
 #[test]
-fn what_a_file_changes() {
+fn config_diff_shows_the_changes_of_a_file() {
     let look = fixtures::look(80, UTF8);
     let wish = |mode, rule: &str, layout: Option<&str>| WantedView {
         mode,

@@ -1,4 +1,4 @@
-//! Leases.
+//! Drawings of leases.
 
 use gpush_api::{EndReason, Enforcement, LeaseGrant, LeaseState, LeaseUse};
 
@@ -34,7 +34,7 @@ fn lease_show_of_every_kind_and_state() {
     for width in [60, 80, 120] {
         let look = fixtures::look(width, UTF8);
         let text = fixtures::plain(lease::show(&fixtures::lease::all(), &gpus, &look).text());
-        // A UUID is there to be copied: it is never cut.
+        // Users copy UUIDs, so a UUID is never cut.
         for line in text.lines().filter(|line| !line.contains("MIG-") && !line.contains("GPU-")) {
             assert!(look::width(line) <= width, "{line}");
         }
@@ -49,7 +49,7 @@ fn lease_show_of_every_kind_and_state() {
 fn lease_changes_in_a_line() {
     let look = fixtures::look(80, UTF8);
     let gpus = host();
-    let granted = |lease| LeaseGrant { lease, environment: Vec::new(), warnings: Vec::new() };
+    let granted = |lease| LeaseGrant { lease, environment: Vec::new(), warnings: Vec::new(), binding_reason: None };
     let mut text = fixtures::plain(lease::granted(&granted(fixtures::lease::mps()), &gpus, &look).text());
     text += "---\n";
     for one in fixtures::lease::all() {

@@ -83,8 +83,8 @@ fn stopped_daemon_process_is_reported_as_hung() {
     }
 }
 
-/// Starts a front-end that holds the control connection until its standard input is closed. NVIDIA's own front-end
-/// prints nothing before it ends, so this waits until gpushd reports the daemon as hung.
+/// Starts a front-end that holds the control connection until its standard input is closed. NVIDIA's front-end prints
+/// nothing before it ends, so this function waits until gpushd reports the daemon as hung.
 fn has_the_ear(front: &Path, served: &Served) -> (Child, ChildStdin) {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {

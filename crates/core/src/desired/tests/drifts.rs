@@ -1,4 +1,4 @@
-//! Differences from the config, in sentences.
+//! Differences from the config, as sentences.
 
 use super::*;
 
@@ -81,7 +81,7 @@ fn reading_without_profiles_shows_no_drift() {
 }
 
 #[test]
-fn drift_of_modes() {
+fn drift_reports_mig_mode_that_differs_from_the_rule() {
     let layout = Layout::parse("3g.40gb").unwrap();
     let mut shown = String::new();
     for mode in [Mode::Mig, Mode::Exclusive, Mode::Unmanaged] {

@@ -1,4 +1,4 @@
-//! Why a request has no assignment.
+//! Why a request cannot be placed.
 
 use gpush_api::LeaseKind;
 
@@ -6,14 +6,14 @@ use crate::nearest::nearest_few;
 
 use super::{Closed, GpuOffer, Host, Policy, Wanted, WantedDevice, WantedShare, gang};
 
-/// Why there is no assignment.
+/// Why a request cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoAssignment {
     /// None of the GPUs offers this kind.
     NotOffered {
         /// The kind.
         kind: LeaseKind,
-        /// What they offer.
+        /// Kinds that the GPUs offer.
         offered: Vec<LeaseKind>,
     },
     /// None of the GPUs has the profile.
@@ -23,32 +23,32 @@ pub enum NoAssignment {
         /// Profiles with a similar name.
         nearest: Vec<String>,
     },
-    /// The GPUs could not meet the request if all of them were empty.
+    /// The GPUs could not fulfil the request even if all of them were empty.
     TooLarge {
-        /// How many members they could hold when empty.
+        /// How many members the empty GPUs can hold.
         most: usize,
     },
-    /// The capacity is in use now.
+    /// The capacity is currently in use.
     Busy {
-        /// What is in the way, by GPU. GPUs that do not offer the kind are left out.
+        /// The obstacles, by GPU index. GPUs that do not offer the kind are omitted.
         obstacles: Vec<(u32, Obstacle)>,
     },
 }
 
-/// Why one GPU does not meet a request now.
+/// Why one GPU cannot fulfil a request now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
-    /// Nothing is granted on it.
+    /// It accepts no grants.
     Closed(Closed),
-    /// What it offers is in use or reserved.
+    /// Its capacity is in use or reserved.
     InUse,
-    /// Its MPS daemons serve other users. The uid of one of them.
+    /// Its MPS daemons serve other users; the uid of one of them.
     OtherUser(u32),
-    /// It has capacity for this many members: too few for the gang.
+    /// It has capacity for only this many members of the gang.
     Partly(usize),
 }
 
-/// Finds the reason.
+/// Finds the reason why a request cannot be placed.
 pub(super) fn explain(host: &Host, wanted: &Wanted, policy: Policy) -> NoAssignment {
     let kind = wanted.share.kind();
     let selected = |gpu: &&GpuOffer| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
@@ -100,7 +100,7 @@ fn obstacle(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> Obstacle {
 }
 
 impl WantedShare {
-    /// The kind of lease.
+    /// Returns the kind of lease.
     #[must_use]
     pub fn kind(&self) -> LeaseKind {
         match self {

@@ -1,14 +1,14 @@
-//! Messages about requests without an assignment.
+//! Error messages about requests that cannot be placed.
 
 use gpush_api::{ApiError, Code, LeaseKind};
 
 use super::{Closed, NoAssignment, Obstacle, Wanted};
 
-/// Most GPUs that a message names.
+/// Maximum number of GPUs that a message names.
 const MOST_NAMED: usize = 16;
 
 impl NoAssignment {
-    /// Returns the error for the caller. The agent adds who holds the capacity.
+    /// Returns the error for the caller. gpushd adds who holds the capacity.
     #[must_use]
     pub fn error(&self, wanted: &Wanted) -> ApiError {
         let what = match (wanted.share.kind(), wanted.count) {

@@ -83,7 +83,7 @@ fn wrong_spec_names_the_term_and_an_example() {
     }
 }
 
-/// Flags as given.
+/// Flags with their values.
 type Given<'a> = &'a [(Key, Option<&'a str>)];
 
 #[test]
@@ -140,7 +140,7 @@ fn hostile_spec_is_refused_with_a_short_plain_message() {
 }
 
 #[test]
-fn comment_without_a_request_is_ignored() {
+fn job_comment_without_a_request_is_ignored() {
     for text in
         ["", "train llama", "mps25", "uses mps", "gpush", "see gpush: docs later".trim_end_matches(':'), "x,mps"]
     {
@@ -235,9 +235,9 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<LeaseRequest>(&json).unwrap(), request);
     }
 
-    /// Text of a user never passes into a request: whatever is accepted is typed, or has the form of a name.
+    /// Text of a user never becomes a part of a request. An accepted value is typed, or has the form of a name.
     #[test]
-    fn no_text_passes_the_parser_unchecked(text in "(mps|mig|mem|slices|priority|whole|[a-z]{1,4}|.{0,5})(=.{0,12})?(,(mem|mps)=.{0,8})?") {
+    fn parsed_requests_always_pass_the_check(text in "(mps|mig|mem|slices|priority|whole|[a-z]{1,4}|.{0,5})(=.{0,12})?(,(mem|mps)=.{0,8})?") {
         if let Ok(request) = parse(&text) {
             prop_assert!(check(&request).is_ok());
             let plain = |c: char| c.is_ascii_alphanumeric() || ".,=+-%".contains(c);

@@ -1,4 +1,4 @@
-//! Invalid files, with each diagnostic in full; labels that do not match a host.
+//! Invalid files, with each complete diagnostic; labels that do not match a host.
 
 use std::fmt::Write as _;
 
@@ -70,7 +70,7 @@ fn corpus() -> Vec<(&'static str, String)> {
 }
 
 #[test]
-fn every_diagnostic() {
+fn bad_files_give_the_expected_messages() {
     let mut shown = String::new();
     let corpus = corpus();
     for (what, text) in &corpus {
@@ -173,7 +173,7 @@ fn unknown_label_lists_similar_ones_first() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Inserts any text into a file: it is read, or refused with places inside the file.
+    /// Inserts any text into a file. The file is accepted, or refused with places in the file.
     #[test]
     fn mig_parted_reader_never_panics(at in any::<prop::sample::Index>(), length in 0..40_usize, insert in "[ -~\n\t\u{e4}]{0,12}", which in any::<prop::sample::Index>()) {
         let corpus = corpus();

@@ -53,13 +53,13 @@ fn tightest_free_instance_is_taken_first() {
 }
 
 #[test]
-fn dynamic_gpu_creates_where_fewest_placements_are_lost_and_reuses_first() {
+fn dynamic_gpu_reuses_instances_then_saves_placements() {
     let empty = Host { gpus: vec![mig(0, "a100-80", true, "")] };
-    // A 1g at start 6 leaves 4g@0, and 2g@0, 2g@2; one at 0 would leave neither 4g nor 3g@0.
+    // A 1g at start 6 leaves 4g@0, 2g@0 and 2g@2 possible. At start 0 it would leave neither 4g nor 3g@0.
     assert_eq!(placed(&empty, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:new 19@6");
     let kept = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0, 3g.40gb@4 used")] };
     assert_eq!(placed(&kept, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:1g.10gb@0");
-    // Only a free instance in the way is destroyed, and a foreign one never.
+    // Only free instances in the way are destroyed, and never those of other programs.
     assert_eq!(placed(&kept, &wanted(profile("3g.40gb"), 1), Policy::Pack), "0:new 9@0, destroys 0:0");
     let foreign = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0 foreign, 3g.40gb@4 used")] };
     assert_eq!(placed(&foreign, &wanted(profile("3g.40gb"), 1), Policy::Pack), "Busy { obstacles: [(0, InUse)] }");
@@ -152,7 +152,7 @@ fn closed_gpu_and_unselected_gpu_are_not_used() {
 }
 
 #[test]
-fn reservation_waits_for_the_fewest_and_keeps_its_place_from_later_requests() {
+fn reservation_waits_for_few_and_is_kept_from_later_requests() {
     let mut host = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@4 used, 1g.10gb@0 used, 1g.10gb@1 used")] };
     let large = wanted(profile("3g.40gb"), 1);
     assert!(place(&host, &large, Policy::Pack).is_err());
@@ -182,7 +182,7 @@ fn same_inputs_give_the_same_assignment_in_any_order_of_gpus() {
     }
 }
 
-/// Placement finds an assignment exactly when there is one, and none is better; the planner executes it.
+/// Placement finds an assignment if there is one, and there is no better one. The planner can execute it.
 #[test]
 fn placement_equals_the_brute_force_search() {
     let (mut placed, mut refused, mut created, mut destroyed) = (0, 0, 0, 0);
@@ -222,7 +222,7 @@ fn placement_equals_the_brute_force_search() {
 }
 
 #[test]
-fn error_names_each_gpu_and_its_obstacle() {
+fn error_names_each_gpu_and_why_it_does_not_fit() {
     let cordoned = GpuOffer { closed: Some(Closed::Cordoned), ..mps(4, 0, None) };
     let host = Host { gpus: vec![mps(2, 0, Some(2000)), mps(3, 950, None), cordoned] };
     let request = wanted(some_mps("10"), 1);
@@ -250,7 +250,10 @@ fn error_names_each_gpu_and_its_obstacle() {
 fn request_for_one_target_is_granted_there_or_not_at_all() {
     let host = Host { gpus: vec![mps(0, 0, None), mps(1, 300, None), mig(2, "a100-80", true, "1g.10gb@0, 1g.10gb@1")] };
     let share = WantedShare::Mps { percentage: "80".parse().ok(), memory_limit: None, priority: None };
-    let on = |target: &str, share: &WantedShare| Wanted { target: Some(target.to_owned()), ..wanted(share.clone(), 1) };
+    let on = |target: &str, share: &WantedShare| Wanted {
+        targets: Some([target.to_owned()].into()),
+        ..wanted(share.clone(), 1)
+    };
     let placed = place(&host, &on("GPU-0", &share), Policy::Pack).unwrap();
     assert!(matches!(&placed.members[0], Member::Mps { target, .. } if target == "GPU-0"), "{placed:?}");
     let full = place(&host, &on("GPU-1", &share), Policy::Pack);

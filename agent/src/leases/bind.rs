@@ -1,0 +1,319 @@
+//! What a lease is bound to: a scope, a cgroup, a process, its end time, or nothing.
+//!
+//! ```text
+//! request ─► the caller is held by its pidfd ─► its cgroup is classified ─┬─ present cgroup: recorded, nothing moved
+//!                                                                         ├─ process, time, none: and why
+//!                                                                         └─ new scope
+//! new scope: its name is recorded with the grant ─► is the caller still that process? ─► systemd moves it ─► its cgroup
+//!            is read back ─► answered
+//! ```
+//!
+//! Only systemd moves a process, and only the calling one: gpushd writes to no cgroup. The name of a scope contains the
+//! epoch of the database and the number of the lease, so it is never used twice. The scope is recorded before it is
+//! created: the next gpushd finds it by its record.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest};
+use gpush_host::{
+    cgroup::{self, Choice, Place, Wish},
+    pidfd::PidFd,
+    proc,
+    systemd::{self, Manager, TransientScope},
+};
+use gpush_store::{LeaseRecord, StoreError, Tx};
+
+use super::{Leases, life};
+use crate::caller::Caller;
+
+/// The slice above the scopes of all users.
+const SLICE: &str = "gpulease";
+
+/// Creates scopes, where this gpushd can.
+#[derive(Debug, Clone)]
+pub(crate) struct Scopes(Result<Arc<Manager>, &'static str>);
+
+impl Scopes {
+    /// Finds whether this gpushd can create scopes. Only the system's own does, as for MPS units.
+    pub(crate) fn new(is_systems_own: bool) -> Self {
+        Self(if !systemd::is_the_service_manager() {
+            Err("systemd is not the service manager here")
+        } else if !nix::unistd::geteuid().is_root() {
+            Err("gpushd does not run as root")
+        } else if !is_systems_own {
+            Err("this gpushd is not the system's own")
+        } else {
+            Ok(Arc::default())
+        })
+    }
+}
+
+/// What a lease will be bound to.
+#[derive(Debug, Clone)]
+pub(super) struct Bound {
+    /// As recorded; the name of a new scope is added with the id of the lease.
+    pub(super) binding: LeaseBinding,
+    /// The process to move into a new scope.
+    mover: Option<Arc<CallingProcess>>,
+    /// Why it is not what the request asked for.
+    reason: Option<String>,
+}
+
+impl Bound {
+    /// Returns the binding of a Slurm job, whose processes stay in the job's cgroup.
+    pub(super) fn to_job(binding: LeaseBinding) -> Self {
+        Self { binding, mover: None, reason: None }
+    }
+
+    /// Adds to a grant why its binding is another one.
+    pub(super) fn explain(&self, granted: &mut LeaseGrant) {
+        granted.binding_reason.clone_from(&self.reason);
+    }
+}
+
+/// The process that sent a request.
+#[derive(Debug)]
+struct CallingProcess {
+    pid: u32,
+    uid: u32,
+    process: PidFd,
+}
+
+impl CallingProcess {
+    /// Holds the caller by its pidfd.
+    ///
+    /// # Errors
+    /// When it has ended, or another process has its pid by now.
+    fn of(caller: &Caller) -> Result<Self, ApiError> {
+        let pid = caller.peer.pid.ok_or_else(gone)?;
+        let process = PidFd::open(pid).ok().flatten().ok_or_else(gone)?;
+        // Opened before the start is compared: if the pid was reused, the descriptor is of a process with another start.
+        if caller.peer.start.is_none() || proc::start(pid) != caller.peer.start {
+            return Err(gone());
+        }
+        let held = Self { pid, uid: caller.peer.uid, process };
+        held.check()?;
+        Ok(held)
+    }
+
+    /// Checks that it is alive and still the user that connected.
+    fn check(&self) -> Result<(), ApiError> {
+        let uids = proc::uids(self.pid);
+        // Last: while it is alive, what was read before was its own.
+        if self.process.has_ended() {
+            return Err(gone());
+        }
+        if uids != Some([self.uid; 4]) {
+            return Err(ApiError::new(Code::Denied, "the calling process has another user than when it connected")
+                .hint("send the request from a process that does not change its user"));
+        }
+        Ok(())
+    }
+}
+
+fn gone() -> ApiError {
+    ApiError::new(Code::Conflict, "the process that sent the request has ended, so no lease can be bound to it")
+        .hint("send the request from the process that will use the lease")
+}
+
+/// Finds what a lease of this request is bound to. `named` is the binding to a process, an end time or nothing.
+///
+/// # Errors
+/// When the caller is not what it was, or a new scope is needed and systemd cannot be reached.
+pub(super) async fn resolve(
+    leases: &Leases,
+    caller: &Caller,
+    holder: u32,
+    request: &LeaseRequest,
+    named: LeaseBinding,
+) -> Result<Bound, ApiError> {
+    let as_named = |reason: &str| Bound { binding: named.clone(), mover: None, reason: Some(reason.to_owned()) };
+    let wish = match request.bind_to {
+        BindTo::Process => return Ok(Bound { binding: named, mover: None, reason: None }),
+        BindTo::Scope => Wish::NewScope,
+        BindTo::Cgroup => Wish::Present,
+    };
+    if let (LeaseBinding::Process { pid: Some(pid), .. }, Wish::NewScope) = (&named, wish)
+        && caller.peer.pid != Some(*pid)
+    {
+        let message =
+            format!("process {pid} cannot be moved into a scope: it is not the process that sent the request");
+        return Err(ApiError::new(Code::BadRequest, message).hint("send the request from that process"));
+    }
+    if holder != caller.peer.uid {
+        return Ok(as_named("the lease is for another user than the calling process"));
+    }
+    let manager = match &leases.handles.scopes.0 {
+        Ok(manager) => manager,
+        Err(reason) => return Ok(as_named(reason)),
+    };
+    let process = CallingProcess::of(caller)?;
+    let is_all_of = |cgroup: &str| {
+        let pids = cgroup::processes(cgroup).unwrap_or_default();
+        !pids.is_empty() && pids.into_iter().all(|pid| proc::uids(pid).is_none_or(|uids| uids == [holder; 4]))
+    };
+    match Place::of(process.pid).choose(wish, holder, caller.peer.is_on_this_host, is_all_of) {
+        Choice::Cgroup(cgroup) => {
+            process.check()?;
+            Ok(Bound { binding: LeaseBinding::Cgroup { cgroup: Some(cgroup) }, mover: None, reason: None })
+        }
+        Choice::None(reason) => Ok(as_named(reason)),
+        Choice::NewScope => {
+            // Before anything is placed or recorded.
+            manager.check().await.map_err(|error| no_scope(&error))?;
+            let binding = LeaseBinding::Scope { unit: None, cgroup: None };
+            Ok(Bound { binding, mover: Some(Arc::new(process)), reason: None })
+        }
+    }
+}
+
+fn no_scope(error: &systemd::Error) -> ApiError {
+    ApiError::new(Code::Unavailable, "cannot create a scope for the lease")
+        .cause(error.in_full())
+        .hint("see `systemctl status dbus.service`, or request a lease that ends at a time: `gpushctl lease request --for 2h`")
+}
+
+/// Returns the name of the scope of a lease, and the path of its cgroup.
+fn names(epoch: &str, id: LeaseId, uid: u32) -> (String, String) {
+    let unit = format!("{SLICE}-{epoch}-{}.scope", id.0);
+    let cgroup = format!("/{SLICE}.slice/{SLICE}-{uid}.slice/{unit}");
+    (unit, cgroup)
+}
+
+/// Records the name of a lease's new scope, in the transaction that records the lease.
+pub(super) fn record(tx: &mut Tx<'_>, epoch: &str, record: LeaseRecord) -> Result<LeaseRecord, StoreError> {
+    if !matches!(record.binding, LeaseBinding::Scope { unit: None, .. }) {
+        return Ok(record);
+    }
+    let (unit, cgroup) = names(epoch, record.id, record.holder.uid);
+    tx.bind_lease(record.id, LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) })
+}
+
+/// A lease whose scope is being created: that the scope is empty does not mean that it has ended.
+#[derive(Debug)]
+pub(super) struct Moving {
+    leases: Leases,
+    id: LeaseId,
+}
+
+impl Moving {
+    /// Call it before the lease is active.
+    pub(super) fn begin(leases: &Leases, record: &LeaseRecord, bound: &Bound) -> Option<Self> {
+        bound.mover.as_ref()?;
+        leases.moving().insert(record.id);
+        Some(Self { leases: leases.clone(), id: record.id })
+    }
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        self.leases.moving().remove(&self.id);
+        life::watch(&self.leases, self.id);
+    }
+}
+
+/// Creates the scope of an active lease and moves the caller into it.
+///
+/// # Errors
+/// When the caller has ended or changed its user, or systemd did not move it.
+pub(super) async fn enter(leases: &Leases, record: &LeaseRecord, bound: &Bound) -> Result<(), ApiError> {
+    let (Some(process), Ok(manager)) = (&bound.mover, &leases.handles.scopes.0) else { return Ok(()) };
+    let LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) } = &record.binding else { return Ok(()) };
+    let who = record.holder.user.clone().unwrap_or_else(|| format!("uid {}", record.holder.uid));
+    let scope = TransientScope {
+        name: unit.clone(),
+        description: format!("gpush lease {} of {who}", record.id),
+        slice: format!("{SLICE}-{}.slice", record.holder.uid),
+        process: process.pid,
+    };
+    process.check()?;
+    manager.start_scope(&scope).await.map_err(|error| no_scope(&error))?;
+    let is_there = proc::cgroups(process.pid).is_some_and(|text| cgroup::contains(cgroup, &text));
+    process.check()?;
+    if is_there {
+        return Ok(());
+    }
+    Err(ApiError::new(Code::Internal, format!("systemd did not move the calling process into {unit}"))
+        .hint(format!("see `journalctl -u {unit}`")))
+}
+
+/// Returns the scopes of leases that gpushd does not know, such as those of a lost database. They are never ended.
+pub(super) fn unknown(leases: &Leases) -> Vec<String> {
+    if leases.handles.scopes.0.is_err() {
+        return Vec::new();
+    }
+    let table = leases.handles.state.leases();
+    let known: BTreeSet<&str> = table
+        .open
+        .values()
+        .filter_map(|lease| match &lease.record.binding {
+            LeaseBinding::Scope { cgroup, .. } => cgroup.as_deref(),
+            _ => None,
+        })
+        .collect();
+    let slices = cgroup::children(&format!("/{SLICE}.slice"));
+    let scopes = slices.iter().flat_map(|slice| cgroup::children(slice));
+    scopes.filter(|scope| scope.ends_with(".scope") && !known.contains(scope.as_str())).collect()
+}
+
+/// What is wrong with the scopes of leases.
+pub(crate) fn health(leases: &Leases) -> Vec<ApiError> {
+    // A scope whose lease has just ended may be there for a moment.
+    let with_processes = |scope: &String| cgroup::processes(scope).is_some_and(|pids| !pids.is_empty());
+    let unknown: Vec<String> = unknown(leases).into_iter().filter(with_processes).collect();
+    let Some(first) = unknown.first() else { return Vec::new() };
+    let name = first.rsplit('/').next().unwrap_or_default();
+    let count = unknown.len();
+    let what = if count == 1 { "1 scope has".to_owned() } else { format!("{count} scopes have") };
+    let message = format!("{what} processes of a lease that gpushd does not know, such as {name}");
+    vec![
+        ApiError::new(Code::Conflict, message)
+            .cause("gpushd does not end their processes")
+            .hint(format!("see `systemctl status {name}`")),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_host::peer::Peer;
+
+    use super::*;
+    use crate::caller::Viewer;
+
+    fn caller(pid: u32, start: Option<u64>) -> Caller {
+        let uid = nix::unistd::geteuid().as_raw();
+        let peer = Peer { uid, pid: Some(pid), start, groups: Vec::new(), is_on_this_host: true };
+        Caller { peer, viewer: Viewer::User(uid) }
+    }
+
+    /// A pid that another process has by now, a process that has ended, and one whose start was never read.
+    #[test]
+    fn process_that_is_not_the_callers_is_not_held() {
+        let own = std::process::id();
+        let start = proc::start(own);
+        assert!(CallingProcess::of(&caller(own, start)).is_ok());
+        for (pid, start) in [(own, start.map(|start| start + 1)), (own, None), (u32::MAX / 2, start)] {
+            assert_eq!(CallingProcess::of(&caller(pid, start)).unwrap_err().code, Code::Conflict, "{pid}");
+        }
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let held = CallingProcess::of(&caller(child.id(), proc::start(child.id()))).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(held.check().unwrap_err().code, Code::Conflict);
+    }
+
+    #[test]
+    fn process_that_changed_its_user_is_denied() {
+        let own = std::process::id();
+        let mut caller = caller(own, proc::start(own));
+        caller.peer.uid = 4_000_000;
+        assert_eq!(CallingProcess::of(&caller).unwrap_err().code, Code::Denied);
+    }
+
+    #[test]
+    fn scope_is_named_after_epoch_and_lease() {
+        let (unit, cgroup) = names("0a1b2c3d", LeaseId(17), 1000);
+        assert_eq!(unit, "gpulease-0a1b2c3d-17.scope");
+        assert_eq!(cgroup, "/gpulease.slice/gpulease-1000.slice/gpulease-0a1b2c3d-17.scope");
+    }
+}

@@ -1,0 +1,180 @@
+//! The processes of a cgroup and of the cgroups below it.
+//!
+//! A cgroup is named by its path below the root of its hierarchy. The directory is the first one of that path in the
+//! unified hierarchy, in systemd's own, or in those of the controllers.
+
+use std::{
+    fs,
+    path::{Component, Path, PathBuf},
+    time::Duration,
+};
+
+use super::MOUNTS;
+use crate::pidfd::AsyncPidFd;
+
+/// Pause before a cgroup without a process that can be watched is read again: the first, and the longest.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
+/// Deepest cgroup below the one that is read.
+const DEPTH: usize = 32;
+
+/// Returns whether a process is in a cgroup or below it, from the text of its `/proc/PID/cgroup`.
+#[must_use]
+pub fn contains(cgroup: &str, cgroups: &str) -> bool {
+    let paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let is_in = |path: &str| path.strip_prefix(cgroup).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    cgroup.len() > 1 && paths.into_iter().any(is_in)
+}
+
+/// Returns the pids in a cgroup and below it; `None` when there is no such cgroup. Processes that gpushd cannot see are
+/// left out.
+#[must_use]
+pub fn processes(cgroup: &str) -> Option<Vec<u32>> {
+    let dir = directory(cgroup)?;
+    let mut pids = Vec::new();
+    collect(&dir, DEPTH, &mut pids);
+    if pids.is_empty() {
+        // A process that moves between two cgroups below may have been in neither when they were read.
+        if is_populated(&dir) {
+            collect(&dir, DEPTH, &mut pids);
+        }
+        if !dir.is_dir() {
+            return None;
+        }
+    }
+    pids.sort_unstable();
+    pids.dedup();
+    Some(pids)
+}
+
+/// Waits until no process is left in a cgroup and below it, or the cgroup is gone.
+///
+/// It waits for the end of one process after the other, so an idle cgroup costs nothing.
+pub async fn emptied(cgroup: &str) {
+    let mut pause = PAUSE.0;
+    loop {
+        let Some(pids) = processes(cgroup) else { return };
+        let is_left = !pids.is_empty() || directory(cgroup).is_some_and(|dir| is_populated(&dir));
+        if !is_left {
+            return;
+        }
+        let mut waited = false;
+        for pid in pids {
+            if let Ok(Some(process)) = AsyncPidFd::open(pid)
+                && !process.has_ended()
+            {
+                process.ended().await;
+                waited = true;
+                break;
+            }
+        }
+        // Only zombies are left, or processes that gpushd cannot see.
+        if !waited {
+            tokio::time::sleep(pause).await;
+        }
+        pause = if waited { PAUSE.0 } else { (pause * 2).min(PAUSE.1) };
+    }
+}
+
+/// Returns the paths of the cgroups directly below one; none when it does not exist.
+#[must_use]
+pub fn children(cgroup: &str) -> Vec<String> {
+    let Some(dir) = directory(cgroup) else { return Vec::new() };
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut paths: Vec<String> =
+        dirs.filter_map(|entry| Some(format!("{cgroup}/{}", entry.file_name().to_str()?))).collect();
+    paths.sort_unstable();
+    paths
+}
+
+fn collect(dir: &Path, depth: usize, pids: &mut Vec<u32>) {
+    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    // 0 is a process outside of gpushd's pid namespace.
+    pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()).filter(|pid| *pid > 0));
+    if depth == 0 {
+        return;
+    }
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect(&entry.path(), depth - 1, pids);
+        }
+    }
+}
+
+/// Whether the kernel counts processes in a cgroup of the unified hierarchy or below it.
+fn is_populated(dir: &Path) -> bool {
+    fs::read_to_string(dir.join("cgroup.events")).is_ok_and(|text| text.lines().any(|line| line == "populated 1"))
+}
+
+/// Returns the directory of a cgroup.
+fn directory(cgroup: &str) -> Option<PathBuf> {
+    let below = Path::new(cgroup.strip_prefix('/')?);
+    let is_plain = below.components().all(|part| matches!(part, Component::Normal(_)));
+    if below.as_os_str().is_empty() || !is_plain {
+        return None;
+    }
+    let first = ["unified", "", "systemd"].iter().map(|name| Path::new(MOUNTS).join(name));
+    let controllers = || fs::read_dir(MOUNTS).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_there = |dir: &PathBuf| dir.join("cgroup.procs").is_file();
+    let mut found = first.map(|mount| mount.join(below)).find(is_there);
+    if found.is_none() {
+        found = controllers().map(|mount| mount.join(below)).find(is_there);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_is_in_a_cgroup_by_its_whole_path() {
+        let text = "4:memory:/a\n1:name=systemd:/gpulease.slice/x.scope\n0::/gpulease.slice/x.scope/below\n";
+        for cgroup in ["/gpulease.slice/x.scope", "/gpulease.slice", "/a", "/gpulease.slice/x.scope/below"] {
+            assert!(contains(cgroup, text), "{cgroup}");
+        }
+        for cgroup in ["/gpulease.slice/x", "/x.scope", "/", "", "/gpulease.slice/x.scope2", "/b"] {
+            assert!(!contains(cgroup, text), "{cgroup}");
+        }
+    }
+
+    #[test]
+    fn path_outside_of_the_hierarchies_has_no_processes() {
+        for cgroup in ["", "/", "/..", "/../../proc", "/no-such.slice/no-such.scope", "relative"] {
+            assert_eq!(processes(cgroup), None, "{cgroup}");
+            assert_eq!(children(cgroup), [] as [&str; 0], "{cgroup}");
+        }
+    }
+
+    #[tokio::test]
+    async fn cgroup_is_emptied_by_the_end_of_its_last_process() {
+        let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+        let Some(mount) = mounts.iter().map(Path::new).find(|mount| mount.join("cgroup.procs").is_file()) else {
+            return println!("SKIPPED the processes of a cgroup: no hierarchy is mounted");
+        };
+        let name = format!("/gpush-test-members-{}", std::process::id());
+        let dir = mount.join(&name[1..]);
+        if fs::create_dir(&dir).and_then(|()| fs::create_dir(dir.join("below"))).is_err() {
+            return println!("SKIPPED the processes of a cgroup: none can be created");
+        }
+        assert_eq!(processes(&name), Some(Vec::new()));
+        let start = || std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let (mut first, mut second) = (start(), start());
+        fs::write(dir.join("cgroup.procs"), first.id().to_string()).unwrap();
+        fs::write(dir.join("below/cgroup.procs"), second.id().to_string()).unwrap();
+        let mut both = vec![first.id(), second.id()];
+        both.sort_unstable();
+        assert_eq!(processes(&name), Some(both));
+        assert_eq!(children(&name), [format!("{name}/below")]);
+        let waiting = tokio::spawn(async move { emptied(&name).await });
+        first.kill().unwrap();
+        first.wait().unwrap();
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished(), "the second process is still there");
+        second.kill().unwrap();
+        second.wait().unwrap();
+        waiting.await.unwrap();
+        fs::remove_dir(dir.join("below")).and_then(|()| fs::remove_dir(&dir)).unwrap();
+    }
+}

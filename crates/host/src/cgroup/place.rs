@@ -1,0 +1,204 @@
+//! What kind of cgroup a process is in. That decides what a lease of the process can be bound to.
+//!
+//! ```text
+//! /user.slice/user-1000.slice/session-4.scope                  a login session
+//! /user.slice/user-1000.slice/user@1000.service/…              the user's own manager: delegated
+//! /system.slice/jupyter.service                                a unit of the system manager
+//! /system.slice/docker-0123….scope, /docker/0123…              a container
+//! /system.slice/slurmstepd.scope/job_42/…                      a Slurm job
+//! /gpulease.slice/gpulease-1000.slice/gpulease-….scope         the scope of a lease
+//! /, /anything/else                                            none of these
+//! ```
+//!
+//! As in [`super`], only names count that root's processes gave: root must own the directory in which the cgroup was
+//! created. A cgroup below a delegated unit is the unit's, whatever its name.
+
+use super::{Hierarchy, slurm_job, unit_path};
+
+/// The slice above all scopes of leases. It is not below `gpush.slice`, whose stop ends what gpushd runs.
+const LEASES: &str = "/gpulease.slice/";
+
+/// Beginnings of the names of scopes of containers.
+const CONTAINER_SCOPES: [&str; 6] = ["docker-", "libpod-", "crio-", "cri-containerd-", "nerdctl-", "machine-"];
+
+/// Directories of containers.
+const CONTAINER_DIRS: [&str; 7] =
+    ["docker", "libpod_parent", "kubepods", "kubepods.slice", "machine.slice", "lxc", "machine"];
+
+/// What kind of cgroup a process is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// The scope of a login session.
+    Session {
+        /// Path of the session's scope.
+        cgroup: String,
+        /// Uid in the name of its slice.
+        uid: u32,
+    },
+    /// Below the service manager of a user, who may create and name cgroups there.
+    UserManager {
+        /// The user.
+        uid: u32,
+    },
+    /// A service or scope of the system manager.
+    Unit {
+        /// Path of the unit's cgroup.
+        cgroup: String,
+    },
+    /// A container.
+    Container {
+        /// Path of the container's cgroup.
+        cgroup: String,
+    },
+    /// A Slurm job.
+    SlurmJob {
+        /// Path of the job's cgroup.
+        cgroup: String,
+        /// Its id.
+        job: u64,
+    },
+    /// The scope of a lease.
+    Lease {
+        /// Path of the scope.
+        cgroup: String,
+    },
+    /// None of these.
+    Other,
+}
+
+/// Which cgroup a request would bind a lease to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    /// A new scope for the calling process, which becomes the program that uses the lease.
+    NewScope,
+    /// The cgroup that the calling process is in. Nothing is moved.
+    Present,
+}
+
+/// What a lease is bound to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Choice {
+    /// A new scope, into which the calling process is moved.
+    NewScope,
+    /// This cgroup. Nothing is moved.
+    Cgroup(String),
+    /// No cgroup, for this reason.
+    None(&'static str),
+}
+
+impl Place {
+    /// Returns the kind of the cgroup of a process; [`Place::Other`] when there is no process.
+    #[must_use]
+    pub fn of(pid: u32) -> Self {
+        crate::proc::cgroups(pid).map_or(Self::Other, |text| Self::parse(&text))
+    }
+
+    /// Parses the text of a `/proc/PID/cgroup`.
+    #[must_use]
+    pub fn parse(cgroups: &str) -> Self {
+        Self::parse_with(cgroups, super::created_by)
+    }
+
+    /// Parses the text; `created_by` returns the owner of the directory in which a cgroup was created. A directory that
+    /// gpushd cannot see is not root's.
+    pub(super) fn parse_with(cgroups: &str, created_by: impl Fn(Hierarchy<'_>, &str) -> Option<u32>) -> Self {
+        let lines: Vec<(&str, &str)> =
+            cgroups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':')).collect();
+        let is_roots = |hierarchy: &str, path: &str| created_by(Hierarchy(hierarchy), path) == Some(0);
+        let of = |wanted: &str| lines.iter().find(|(hierarchy, path)| *hierarchy == wanted && *path != "/").copied();
+        let main = of("").or_else(|| of("name=systemd"));
+        for (hierarchy, path) in &lines {
+            if let Some((job_path, job)) = slurm_job(path)
+                && is_roots(hierarchy, job_path)
+            {
+                return Self::SlurmJob { cgroup: job_path.to_owned(), job };
+            }
+        }
+        let unit = main.and_then(|(hierarchy, path)| unit_path(path).filter(|unit| is_roots(hierarchy, unit)));
+        if let Some(uid) = unit.and_then(user_manager) {
+            return Self::UserManager { uid };
+        }
+        for (hierarchy, path) in &lines {
+            if let Some(cgroup) = container(path)
+                && is_roots(hierarchy, cgroup)
+            {
+                return Self::Container { cgroup: cgroup.to_owned() };
+            }
+        }
+        match unit {
+            Some(cgroup) if cgroup.starts_with(LEASES) => Self::Lease { cgroup: cgroup.to_owned() },
+            Some(cgroup) => match session(cgroup) {
+                Some(uid) => Self::Session { cgroup: cgroup.to_owned(), uid },
+                None if cgroup == "/init.scope" => Self::Other,
+                None => Self::Unit { cgroup: cgroup.to_owned() },
+            },
+            None => Self::Other,
+        }
+    }
+
+    /// Chooses what a lease of a process here is bound to.
+    ///
+    /// `uid` is the process's user, `is_on_this_host` says that the process is in gpushd's own namespaces, and
+    /// `is_all_of` whether all processes of a cgroup are of this user.
+    #[must_use]
+    pub fn choose(self, wish: Wish, uid: u32, is_on_this_host: bool, is_all_of: impl Fn(&str) -> bool) -> Choice {
+        let scope = |otherwise: &'static str| match wish {
+            // Moving a process out of a container that was not recognized as one would free it from its limits.
+            Wish::NewScope if !is_on_this_host => Choice::None("the calling process is in other namespaces"),
+            Wish::NewScope => Choice::NewScope,
+            Wish::Present => Choice::None(otherwise),
+        };
+        match self {
+            // Its limits and devices are those of the job or container.
+            Self::SlurmJob { cgroup, .. } | Self::Container { cgroup } => Choice::Cgroup(cgroup),
+            Self::Session { cgroup, uid: of } => match wish {
+                Wish::Present if of == uid => Choice::Cgroup(cgroup),
+                Wish::Present | Wish::NewScope => scope("the login session is another user's"),
+            },
+            Self::Unit { cgroup } if is_all_of(&cgroup) => Choice::Cgroup(cgroup),
+            Self::Unit { .. } => scope("other users have processes in the unit of the calling process"),
+            Self::UserManager { .. } => scope("the user's own service manager started the calling process"),
+            Self::Lease { .. } => Choice::None("the calling process is in the scope of another lease"),
+            Self::Other => Choice::None("the calling process is in no unit of systemd"),
+        }
+    }
+}
+
+/// Returns the uid of a login session's scope: `/user.slice/user-1000.slice/session-4.scope`.
+fn session(unit: &str) -> Option<u32> {
+    let (slice, scope) = unit.strip_prefix("/user.slice/user-")?.split_once(".slice/")?;
+    let is_session = scope.starts_with("session-") && scope.ends_with(".scope") && !scope.contains('/');
+    slice.parse().ok().filter(|_| is_session)
+}
+
+/// Returns the uid of a user's service manager: `user@1000.service`, in the slice of that user.
+fn user_manager(unit: &str) -> Option<u32> {
+    let name = unit.rsplit('/').next()?;
+    name.strip_prefix("user@")?.strip_suffix(".service")?.parse().ok()
+}
+
+/// Returns the part of a path that ends with the cgroup of a container.
+fn container(path: &str) -> Option<&str> {
+    let mut end = 0;
+    let mut is_below = false;
+    let mut deepest = None;
+    for name in path.strip_prefix('/')?.split('/') {
+        end += 1 + name.len();
+        let is_scope = name.ends_with(".scope") && CONTAINER_SCOPES.iter().any(|prefix| name.starts_with(prefix));
+        let is_id = name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_lxc = name.starts_with("lxc.payload.");
+        if is_scope || is_lxc || is_below && (is_id || !CONTAINER_DIRS.contains(&name) && !is_intermediate(name)) {
+            deepest.get_or_insert(end);
+        }
+        is_below |= CONTAINER_DIRS.contains(&name) || name.starts_with("kubepods");
+    }
+    deepest.map(|end| &path[..end])
+}
+
+/// Kubernetes puts containers below cgroups of service classes and pods.
+fn is_intermediate(name: &str) -> bool {
+    name.starts_with("kubepods") || name.starts_with("pod") || ["besteffort", "burstable", "guaranteed"].contains(&name)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+//! Forged cgroups, processes that change what they are, and many scopes.
+
+use std::time::Instant;
+
+use super::{
+    ALICE, BOB, active, cgroup, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text,
+};
+
+/// Leases at a time in the test of many scopes.
+const MANY: usize = 32;
+
+/// Functions of a client that makes a connection and a request separately: `other` asks for another process, `passed`
+/// asks over a connection of a process that has ended, and `user` becomes another user in between.
+const CLIENT: &str = r#"
+use strict; use IO::Socket::UNIX; use POSIX ();
+sub connection { IO::Socket::UNIX->new(Peer => "/run/gpush/gpushd.sock") or die "connect: $!" }
+sub ask {
+    my ($to, $more) = @_;
+    my $body = "{\"share\":{\"kind\":\"timeslice\"},\"bind_to\":\"scope\"$more}";
+    print $to "POST /v1/leases HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        . "content-length: " . length($body) . "\r\n\r\n$body";
+    $to->flush; local $/; my $answer = <$to>; print "$answer\n";
+}
+sub cgroup { open my $file, "<", "/proc/$_[0]/cgroup" or return; print grep /^0::/, <$file> }
+$| = 1;
+if ($ARGV[0] eq "other") {
+    my $child = fork // die; if (!$child) { exec "sleep", "1003" }
+    ask(connection(), ",\"process\":$child"); cgroup($child); kill 9, $child;
+} elsif ($ARGV[0] eq "passed") {
+    my $to = connection(); pipe(my $end, my $alive) or die;
+    my $child = fork // die;
+    if ($child) { POSIX::_exit(0) }
+    # The end of the pipe tells that the process which connected has ended.
+    close $alive; <$end>; select undef, undef, undef, 0.2;
+    ask($to, ""); cgroup("self"); open my $done, ">", "/srv/passed.done";
+} elsif ($ARGV[0] eq "user") {
+    my $to = connection();
+    # gpushd identifies the peer when it accepts: an answered request of another connection comes after that.
+    ask(connection(), ",\"count\":65");
+    POSIX::setgid($ARGV[1]); POSIX::setuid($ARGV[1]);
+    ask($to, ""); cgroup("self");
+}
+"#;
+
+#[test]
+fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
+    let Some(machine) = machine("forged cgroups") else { return };
+    let root = machine.sh("[ -d /sys/fs/cgroup/unified ] && echo /sys/fs/cgroup/unified || echo /sys/fs/cgroup");
+    for forged in
+        ["gpulease.slice/gpulease-0.slice/gpulease-0a1b2c3d-1.scope", "slurmstepd.scope/job_1", "docker-0.scope"]
+    {
+        // The user creates the cgroup where systemd delegated one, and enters it.
+        let script = format!(
+            "#!/bin/sh\nset -e\nown={root}$(sed -n s/^0:://p /proc/self/cgroup)\nmkdir -p $own/{forged}\necho $$ > $own/{forged}/cgroup.procs\nexec gpushctl run --timeslice -- sleep 1000\n"
+        );
+        machine.write("/srv/forge", script);
+        machine.sh(&format!(
+            "chmod 755 /srv/forge; systemd-run --quiet --unit=forger --property=Delegate=yes --uid={ALICE} /srv/forge"
+        ));
+        let all = active(&machine, 1);
+        assert_eq!(text(&all[0]["binding"], "cgroup"), "/system.slice/forger.service", "{forged}");
+        machine.sh("systemctl stop forger.service");
+        none_left(&machine);
+    }
+    // A user cannot enter a scope of root's, nor one of another lease of its own.
+    start_in_session(&machine, BOB, "1", "exec gpushctl run --timeslice -- sleep 1000");
+    let path = text(&active(&machine, 1)[0]["binding"], "cgroup").to_owned();
+    let enter = machine.run(&in_session(BOB, "2", &format!("echo $$ > {root}{path}/cgroup.procs")));
+    assert!(!enter.status.success(), "{enter:?}");
+}
+
+#[test]
+fn only_the_calling_process_is_moved() {
+    let Some(machine) = machine("who is moved into a scope") else { return };
+    machine.write("/srv/client.pl", CLIENT);
+    // Another process of the same user.
+    let said = machine.sh(&in_session(ALICE, "1", "perl /srv/client.pl other"));
+    assert!(said.contains("it is not the process that sent the request") && said.contains("session-1.scope"), "{said}");
+    // A connection of a process that has ended: another process may have its pid.
+    machine.sh("chmod 1777 /srv");
+    start_in_session(&machine, ALICE, "2", "perl /srv/client.pl passed");
+    machine.await_that("the request was answered", |machine| machine.run("test -e /srv/passed.done").status.success());
+    let said = machine.sh("cat /srv/2");
+    assert!(said.contains("has ended, so no lease can be bound to it") && said.contains("session-2.scope"), "{said}");
+    // Root connects, becomes a user, and asks: root's lease is not for this process, which is not moved.
+    let said = machine.sh(&in_session(0, "3", &format!("perl /srv/client.pl user {BOB}")));
+    assert!(said.contains("has another user than when it connected") && said.contains("session-3.scope"), "{said}");
+    assert_eq!(leases(&machine), [] as [serde_json::Value; 0]);
+    assert_eq!(scopes(&machine), [] as [&str; 0]);
+}
+
+#[test]
+fn process_outside_of_the_scope_is_unattributed_or_unleased() {
+    let Some(machine) = machine("processes without a lease") else { return };
+    start_in_session(&machine, ALICE, "1", "exec gpushctl run --whole -- sleep 1000");
+    active(&machine, 1);
+    let inside = machine.sh("pgrep -xf 'sleep 1000'");
+    machine.sh(&format!("systemd-run --quiet --unit=same --uid={ALICE} sleep 1001; systemd-run --quiet --unit=other --uid={BOB} sleep 1002"));
+    let (same, other) = (machine.main_pid("same.service").to_string(), machine.main_pid("other.service").to_string());
+    for pid in [&inside, &same, &other] {
+        on_gpu_0(&machine, pid);
+    }
+    let one = |pid: &str| {
+        let all: serde_json::Value =
+            serde_json::from_str(&machine.sh("gpushctl process list --json")).expect("processes");
+        let all = all["gpu_processes"].as_array().expect("processes").clone();
+        all.into_iter().find(|one| one["pid"].to_string() == pid).unwrap_or_default()
+    };
+    machine.await_that("all are listed", |_| !one(&other).is_null() && !one(&same).is_null());
+    let (inside, same, other) = (one(&inside), one(&same), one(&other));
+    assert_eq!(
+        (&inside["lease_id"], &inside["unattributed"], &inside["stray"]),
+        (&"L1".into(), &().into(), &().into())
+    );
+    assert_eq!((&same["lease_id"], &same["unattributed"], &same["stray"]), (&"L1".into(), &true.into(), &().into()));
+    assert_eq!((&other["lease_id"], &other["stray"]), (&().into(), &"its user holds no lease".into()));
+    // The lease waits for both of its user's processes, and the unattributed one is never ended.
+    machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
+    machine.await_that("the scope is empty", |machine| scopes(machine).is_empty());
+    let left = leases(&machine);
+    assert!(left[0]["state"] == "releasing" && left[0]["waits_for"].to_string().contains("(sleep)"), "{left:?}");
+    assert!(machine.run("systemctl is-active same.service").status.success());
+    machine.sh("systemctl stop same.service");
+    none_left(&machine);
+}
+
+#[test]
+fn many_scopes_are_created_and_all_end() {
+    let Some(machine) = machine("many scopes") else { return };
+    let begun = Instant::now();
+    let mut made = 0;
+    while made < 4 * MANY {
+        let line = format!("for i in $(seq {MANY}); do gpushctl run --timeslice -- sleep 1000 & done; wait");
+        start_in_session(&machine, ALICE, &format!("m{made}"), &line);
+        active(&machine, MANY);
+        // A lease is active a moment before its scope exists.
+        machine.await_that("all scopes exist", |machine| scopes(machine).len() == MANY);
+        let first = machine.sh("pgrep -xf 'sleep 1000' | head -n1");
+        assert!(!cgroup(&machine, &first).is_empty());
+        machine.sh("pkill -KILL -xf 'sleep 1000'");
+        none_left(&machine);
+        made += MANY;
+    }
+    println!("{made} scopes, {MANY} at a time, in {:.1} s", begun.elapsed().as_secs_f64());
+    assert_eq!(machine.sh("systemctl list-units --all --no-legend 'gpulease-*.scope'"), "");
+}

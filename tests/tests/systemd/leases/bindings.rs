@@ -1,0 +1,120 @@
+//! What a lease is bound to, by where its caller runs; and its end.
+
+use super::{ALICE, active, cgroup, in_session, leases, machine, none_left, scopes, start_in_session, text};
+
+#[test]
+fn run_in_a_session_gets_a_scope_and_keeps_it() {
+    let Some(machine) = machine("leases with scopes") else { return };
+    // The command starts a daemon, which outlives it.
+    let line = "gpushctl run --whole -- sh -c \"setsid setsid sleep 1000 > /dev/null 2>&1 & sleep 0.2; cat /proc/self/cgroup\"";
+    let output = machine.sh(&in_session(ALICE, "1", line));
+    let all = active(&machine, 1);
+    let (unit, path) = (text(&all[0]["binding"], "unit").to_owned(), text(&all[0]["binding"], "cgroup").to_owned());
+    assert_eq!(text(&all[0]["binding"], "kind"), "scope");
+    assert!(unit.starts_with("gpulease-") && unit.ends_with("-1.scope"), "{unit}");
+    assert_eq!(path, format!("/gpulease.slice/gpulease-{ALICE}.slice/{unit}"));
+    assert!(output.contains(&path), "{output}");
+    assert_eq!(machine.property(&unit, "Slice"), format!("gpulease-{ALICE}.slice"));
+    assert!(machine.property(&unit, "Description").contains("lease L1 of"));
+    // The limit of the drop-in: a third of what the host allows.
+    let most: u64 = machine.property(&format!("gpulease-{ALICE}.slice"), "TasksMax").parse().expect("a number");
+    assert!(most < machine.property("gpulease.slice", "TasksMax").parse().unwrap_or(u64::MAX), "{most}");
+    // The whole GPU stays in use while a process of the scope lives.
+    let refused = machine.run(&in_session(ALICE, "2", "gpushctl run --whole -- true"));
+    assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+    machine.sh("gpushctl lease release L1");
+    let all = leases(&machine);
+    assert_eq!(all[0]["state"], "releasing");
+    assert!(all[0]["waits_for"].to_string().contains("(sleep) runs"), "{all:?}");
+    machine.sh("pkill -KILL -x sleep");
+    none_left(&machine);
+}
+
+#[test]
+fn request_in_a_session_is_bound_to_the_session() {
+    let Some(machine) = machine("leases of login sessions") else { return };
+    let line = "gpushctl lease request --whole -o name; gpushctl run -- cat /proc/self/cgroup; echo asked; sleep 1000";
+    start_in_session(&machine, ALICE, "7", line);
+    let all = active(&machine, 1);
+    let session = format!("/user.slice/user-{ALICE}.slice/session-7.scope");
+    assert_eq!((text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")), ("cgroup", session.as_str()));
+    machine.await_that("the lease was answered", |machine| machine.run("grep -q asked /srv/7").status.success());
+    let pid = machine.sh("pgrep -xf 'sleep 1000'");
+    assert_eq!(cgroup(&machine, &pid), session, "nothing was moved");
+    // The end of the session's last process ends the lease.
+    machine.sh("systemctl kill --signal=KILL session-7.scope");
+    none_left(&machine);
+}
+
+#[test]
+fn service_container_job_and_mixed_unit_are_told_apart() {
+    let Some(machine) = machine("leases by the caller's cgroup") else { return };
+    let run = "gpushctl run --timeslice -- sleep 1000";
+    // A service of one user: its own cgroup. Type=exec returns when gpushctl was executed.
+    machine.sh(&format!("systemd-run --quiet --unit=own --uid={ALICE} {run}"));
+    let all = active(&machine, 1);
+    assert_eq!(
+        (text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")),
+        ("cgroup", "/system.slice/own.service")
+    );
+    machine.sh("systemctl stop own.service");
+    none_left(&machine);
+    // A service in which root has a process too, like cron: a new scope.
+    machine.sh(&format!("systemd-run --quiet --unit=cron-like sh -c 'setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}; sleep 1'"));
+    let all = active(&machine, 1);
+    assert_eq!(text(&all[0]["binding"], "kind"), "scope");
+    assert_eq!(scopes(&machine), [text(&all[0]["binding"], "unit")]);
+    machine.sh("pkill -KILL -x sleep");
+    none_left(&machine);
+    // A delegated service of the user is that user's own unit as well.
+    machine.sh(&format!("systemd-run --quiet --unit=delegated --property=Delegate=yes --uid={ALICE} {run}"));
+    let all = active(&machine, 1);
+    assert_eq!(text(&all[0]["binding"], "cgroup"), "/system.slice/delegated.service");
+    machine.sh("systemctl stop delegated.service");
+    none_left(&machine);
+    // The cgroups that Docker and slurmstepd create: nothing is moved.
+    let id = "0123456789abcdef".repeat(4);
+    for path in [format!("/system.slice/docker-{id}.scope"), "/system.slice/slurmstepd.scope/job_42".to_owned()] {
+        let root = "$([ -d /sys/fs/cgroup/unified ] && echo /sys/fs/cgroup/unified || echo /sys/fs/cgroup)";
+        let inside = format!(
+            "mkdir -p {root}{path}/step; echo $$ > {root}{path}/step/cgroup.procs; exec setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}"
+        );
+        machine.write("/srv/inside", format!("#!/bin/sh\n{inside}\n"));
+        machine.sh("chmod 755 /srv/inside; systemd-run --quiet --collect --unit=inside /srv/inside");
+        let all = active(&machine, 1);
+        assert_eq!((text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")), ("cgroup", path.as_str()));
+        let pid = machine.sh("pgrep -xf 'sleep 1000'");
+        assert_eq!(cgroup(&machine, &pid), format!("{path}/step"), "nothing was moved");
+        machine.sh("pkill -KILL -x sleep");
+        none_left(&machine);
+        machine.sh("systemctl stop inside.service 2> /dev/null || true");
+    }
+}
+
+/// The bus delivers a match and systemd a call; the end of systemd's job comes as a signal.
+#[test]
+fn grant_with_a_scope_takes_two_round_trips() {
+    const GRANTS: usize = 5;
+    let Some(machine) = machine("round trips of a grant with a scope") else { return };
+    // The first one connects.
+    let run = in_session(ALICE, "1", "for i in 1 2 3 4 5; do gpushctl run --whole -- true; done");
+    machine.sh(&in_session(ALICE, "0", "gpushctl run --whole -- true"));
+    none_left(&machine);
+    machine.sh("systemd-run --quiet --unit=monitor --property=StandardOutput=file:/srv/monitor --property=StandardError=journal busctl monitor --json=short");
+    let _ = machine.journal_until("-u monitor.service", "Monitoring bus message stream");
+    machine.sh(&run);
+    none_left(&machine);
+    // Those of gpushd: systemd and the monitor use the bus too.
+    machine.await_that("the calls are seen", |machine| {
+        machine.sh("grep -c '\"member\":\"StartTransientUnit\"' /srv/monitor || true") == GRANTS.to_string()
+    });
+    let all = machine.sh(
+        "sender=$(grep -m1 '\"member\":\"StartTransientUnit\"' /srv/monitor | grep -o '\"sender\":\"[^\"]*\"'); \
+         grep '\"type\":\"method_call\"' /srv/monitor | grep -F \"$sender\" | grep -o '\"member\":\"[A-Za-z]*\"' | cut -d'\"' -f4",
+    );
+    let calls = |member: &str| all.lines().filter(|line| *line == member).count();
+    println!("{all}");
+    assert_eq!(calls("AddMatch"), GRANTS, "{all}");
+    // Nothing waits for the end of a match.
+    assert_eq!(all.lines().count() - calls("RemoveMatch"), 2 * GRANTS, "{all}");
+}

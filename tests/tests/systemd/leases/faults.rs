@@ -1,0 +1,88 @@
+//! gpushd, systemd or the bus restarted; a database that was deleted.
+
+use super::{ALICE, BOB, active, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text};
+
+const RUN: &str = "exec gpushctl run --whole -- sleep 1000";
+
+#[test]
+fn scope_is_found_again_after_restarts() {
+    let Some(machine) = machine("scopes after restarts") else { return };
+    start_in_session(&machine, ALICE, "1", RUN);
+    let before = active(&machine, 1);
+    for restart in [
+        "systemctl restart gpushd.service",
+        "kill -9 $(systemctl show --value --property=MainPID gpushd.service | grep -v '^0$'); sleep 0.1; gpushctl status > /dev/null",
+        "systemctl daemon-reexec",
+        "systemctl daemon-reload",
+        "systemctl stop gpush.slice",
+    ] {
+        machine.sh(restart);
+        let after = active(&machine, 1);
+        assert_eq!(after[0]["binding"], before[0]["binding"], "{restart}");
+        assert_eq!(scopes(&machine), [text(&before[0]["binding"], "unit")], "{restart}");
+    }
+    // A scope that ends while gpushd does not run.
+    machine.sh("systemctl stop gpushd.service; pkill -KILL -x sleep; systemctl start gpushd.service");
+    none_left(&machine);
+    // The connection to systemd that was made before the reexec still creates scopes.
+    start_in_session(&machine, ALICE, "2", RUN);
+    active(&machine, 1);
+    machine.sh("systemctl daemon-reexec; pkill -KILL -x sleep");
+    none_left(&machine);
+    start_in_session(&machine, ALICE, "3", RUN);
+    active(&machine, 1);
+}
+
+#[test]
+fn scope_without_a_bus_is_refused_and_release_works() {
+    let Some(machine) = machine("scopes without a bus") else { return };
+    start_in_session(&machine, ALICE, "1", RUN);
+    active(&machine, 1);
+    // The session exists before the bus is stopped.
+    start_in_session(
+        &machine,
+        ALICE,
+        "2",
+        "until [ -e /srv/go ]; do sleep 0.05; done; gpushctl run --timeslice -- true; echo ended $?",
+    );
+    machine
+        .await_that("the session runs", |machine| machine.run("systemctl is-active session-2.scope").status.success());
+    machine.sh("systemctl stop dbus.socket dbus.service; touch /srv/go");
+    machine.await_that("the request was answered", |machine| machine.run("grep -q ended /srv/2").status.success());
+    let said = machine.sh("cat /srv/2");
+    assert!(
+        said.contains("cannot create a scope") && said.contains("system bus") && said.contains("ended 125"),
+        "{said}"
+    );
+    assert_eq!(leases(&machine).len(), 1, "nothing was granted");
+    machine.sh("gpushctl lease release L1; pkill -KILL -xf 'sleep 1000'");
+    none_left(&machine);
+    machine.sh("systemctl start dbus.socket");
+    assert!(machine.run(&in_session(ALICE, "3", "gpushctl run --whole -- true")).status.success());
+    none_left(&machine);
+}
+
+#[test]
+fn scopes_of_a_deleted_database_are_shown_and_never_ended() {
+    let Some(machine) = machine("scopes of a lost database") else { return };
+    machine.write("/etc/gpush/config.toml", format!("[processes]\nstray = \"end\"\ngrace_s = 1\n{}", super::RULES));
+    machine.sh("systemctl reload gpushd.service");
+    start_in_session(&machine, ALICE, "1", RUN);
+    let unit = text(&active(&machine, 1)[0]["binding"], "unit").to_owned();
+    let pid = machine.sh("pgrep -xf 'sleep 1000' | head -n1");
+    on_gpu_0(&machine, &pid);
+    machine.sh(
+        "systemctl stop gpushd.service; rm -rf /var/lib/gpush/* /run/gpush/store-*; systemctl start gpushd.service",
+    );
+    machine.await_that("the scope is reported", |machine| machine.sh("gpushctl status --json || true").contains(&unit));
+    let said = machine.sh("gpushctl status --json || true");
+    assert!(said.contains("a lease that gpushd does not know"), "{said}");
+    // While the loss is not accepted, nothing is judged. Afterwards a witness shows that a round has judged both.
+    machine.sh("gpushctl recover --reason test");
+    machine.await_that("GPUs are read", |machine| super::gpus_are_read(machine));
+    machine.sh(&format!("systemd-run --quiet --unit=witness --uid={BOB} sleep 1002"));
+    on_gpu_0(&machine, &machine.main_pid("witness.service").to_string());
+    let _ = machine.journal_until("-u gpushd.service", "asked to end");
+    assert!(machine.run(&format!("kill -0 {pid}")).status.success());
+    assert_eq!(scopes(&machine), [unit]);
+}

@@ -1,0 +1,108 @@
+//! Leases that are bound to scopes and cgroups, on a real systemd.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `bindings` | what a lease is bound to, by where its caller runs; its end |
+//! | `attacks` | forged cgroups, processes that change what they are, many scopes |
+//! | `faults` | gpushd, systemd or the bus restarted; a database that was deleted |
+//!
+//! A login session is a scope with logind's name in the slice of the user: the machine has no logind.
+
+mod attacks;
+mod bindings;
+mod faults;
+
+use gpush_tests::machine::Machine;
+use serde_json::Value;
+
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
+
+/// One whole GPU, and one with many replicas.
+const RULES: &str = r#"
+[[gpu]]
+match = ["0"]
+mode = "exclusive"
+lease = "required"
+
+[[gpu]]
+match = ["1"]
+mode = "timeslice"
+timeslice = { replicas = 32 }
+"#;
+
+/// The user `nobody`.
+const ALICE: u32 = 65534;
+/// The user `daemon`.
+const BOB: u32 = 1;
+
+/// Starts a machine with gpush and simulated GPUs.
+fn machine(what: &str) -> Option<Machine> {
+    let machine = Machine::boot(what)?;
+    machine.install();
+    machine.simulated_host(HOST);
+    machine.sh("chmod 1777 /var/lib/gpush-sim/proc");
+    machine.write("/etc/gpush/config.toml", RULES);
+    machine.sh("systemctl start gpushd.service");
+    machine.await_that("GPU 0 can be leased", |machine| gpus_are_read(machine));
+    Some(machine)
+}
+
+fn gpus_are_read(machine: &Machine) -> bool {
+    let output = machine.run("gpushctl gpu list --json");
+    let gpus: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    gpus.len() == 2 && gpus.iter().all(|gpu| gpu["state"] == "ready")
+}
+
+/// A shell line that runs a command in a new login session of a user.
+fn in_session(uid: u32, session: &str, line: &str) -> String {
+    format!(
+        "systemd-run --quiet --scope --slice=user-{uid}.slice --unit=session-{session}.scope \
+         --uid={uid} --gid={uid} setsid --wait sh -c '{line}'"
+    )
+}
+
+/// Starts a command in a new login session, in the background. The output goes to `/srv/SESSION`.
+fn start_in_session(machine: &Machine, uid: u32, session: &str, line: &str) {
+    let line = in_session(uid, session, line);
+    machine.write(&format!("/srv/{session}.sh"), format!("exec {line} > /srv/{session} 2>&1\n"));
+    machine.sh(&format!("systemd-run --quiet --unit=of-{session} --collect sh /srv/{session}.sh"));
+}
+
+fn leases(machine: &Machine) -> Vec<Value> {
+    let output = machine.run("gpushctl lease list --json");
+    serde_json::from_slice(&output.stdout).unwrap_or_default()
+}
+
+/// Waits until this many leases are open and active. Returns them.
+fn active(machine: &Machine, count: usize) -> Vec<Value> {
+    machine.await_that("the leases are active", |machine| {
+        let all = leases(machine);
+        all.len() == count && all.iter().all(|lease| lease["state"] == "active")
+    });
+    leases(machine)
+}
+
+fn none_left(machine: &Machine) {
+    machine.await_that("no lease is left", |machine| leases(machine).is_empty());
+    machine.await_that("no scope is left", |machine| scopes(machine).is_empty());
+}
+
+/// Returns the cgroups of scopes of leases.
+fn scopes(machine: &Machine) -> Vec<String> {
+    let listed = machine.sh("find /sys/fs/cgroup/gpulease.slice /sys/fs/cgroup/*/gpulease.slice -name '*.scope' 2>/dev/null | sed 's|.*/||' | sort -u");
+    listed.lines().map(str::to_owned).collect()
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value[field].as_str().unwrap_or_else(|| panic!("{field}: {value}"))
+}
+
+/// Returns the cgroup of a process, in systemd's hierarchy.
+fn cgroup(machine: &Machine, pid: &str) -> String {
+    machine.sh(&format!("sed -n 's/^0:://p' /proc/{pid}/cgroup"))
+}
+
+/// Makes the driver list a process on GPU 0.
+fn on_gpu_0(machine: &Machine, pid: &str) {
+    machine.sh(&format!("/opt/built/gpush-sim process /var/lib/gpush-sim add --gpu 0 --kind compute --pid {pid}"));
+}
