@@ -41,6 +41,7 @@ const KNOWN: &[(&str, &str)] = &[
     ("crates/core", "Standing"),
     ("crates/core", "State"),
     ("crates/core", "Target"),
+    ("crates/core", "Verdict"),
     ("crates/core", "Want"),
     ("crates/core", "Wanted"),
     ("crates/core", "Way"),

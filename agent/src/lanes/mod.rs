@@ -108,7 +108,7 @@ impl Lanes {
         self.0.room.subscribe()
     }
 
-    /// Notifies the subscribers of [`Lanes::room`]. The caller must not hold the lock of [`Known`].
+    /// Notifies the subscribers of [`Lanes::room`]. The caller must not hold the lock of [`LaneStates`].
     fn make_room(&self) {
         self.0.room.send_modify(|times| *times += 1);
     }
@@ -118,7 +118,7 @@ impl Lanes {
         self.make_room();
     }
 
-    /// Reports that a reconciler or a grant has finished. The caller must not hold the lock of [`Known`].
+    /// Reports that a reconciler or a grant has finished. The caller must not hold the lock of [`LaneStates`].
     fn finish(&self) {
         self.0.finished.send_modify(|times| *times += 1);
     }

@@ -87,10 +87,7 @@ fn hints_that_show_more_succeed() {
 fn hints_of_leases_and_layouts_help_when_they_are_typed() {
     let host = Host::up(TWO);
     let agent = started(&host, &format!("{MIXED}lease = \"optional\"\n"));
-    // A cordon keeps a lease out.
-    done(&agent, &["gpu", "cordon", "0"]);
-    let request = ["lease", "request", "--mig", "3g.40gb", "-g", "0", "--for", "1h"];
-    helps(&agent, &request, "gpu uncordon");
+    done(&agent, &["lease", "request", "--mig", "3g.40gb", "-g", "0", "--for", "1h"]);
     // The lease keeps its instance from being destroyed.
     let lease = devices(&agent, &["0", "--profile", "3g.40gb"]).remove(0);
     assert_eq!((lease.usage, lease.available), (DeviceUse::Granted, false));
@@ -201,6 +198,11 @@ fn hints_to_users_are_permitted_to_them() {
                 typed += 1;
             }
         }
+        // Leases would keep the next state away.
+        for lease in done(&agent, &["lease", "list", "-o", "name"]).lines() {
+            done(&agent, &["lease", "revoke", lease, "--reason", "test"]);
+        }
+        agent.await_that("no lease is left", || done(&agent, &["lease", "list", "-o", "name"]).is_empty());
     };
     check("at rest");
     reaches(&agent, "1", MpsState::Ready);

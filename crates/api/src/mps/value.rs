@@ -17,7 +17,7 @@ pub struct BadValue {
 
 impl fmt::Display for BadValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not a {}: {}", self.text, self.what, self.why)
+        write!(f, "`{}` is not a valid {}: {}", self.text, self.what, self.why)
     }
 }
 

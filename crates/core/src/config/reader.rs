@@ -286,7 +286,7 @@ impl<'t> Reader<'t> {
         match text.parse() {
             Ok(value) => Some(value),
             Err(error) => {
-                let message = format!("{} is not a {}", Quoted(&error.text), error.what);
+                let message = format!("{} is not a valid {}", Quoted(&error.text), error.what);
                 self.report(Problem::new(self.clip(span), message, error.why));
                 None
             }
