@@ -211,10 +211,10 @@ pub(super) fn drain(world: &mut World, dice: &mut Dice) -> bool {
             world.fail("a client was lost to a drain");
         }
         while world.targets.get(name).is_some_and(|target| !target.leases.is_empty()) {
-            let id = world.targets.get_mut(name).expect("a target").leases.remove(0).id;
-            let answer = world.agent().post(&format!("/v1/leases/{id}/release"), &json!({}));
+            let lease = world.targets.get_mut(name).expect("a target").leases.remove(0);
+            let answer = world.agent().post(&format!("/v1/leases/{}/release", lease.id), &json!({}));
             if answer.status != 200 {
-                world.fail(&format!("the release of {id}: {:?}", answer.error()));
+                world.fail(&format!("the release of {}: {:?}", lease.id, answer.error()));
             }
         }
         clients.into_iter().for_each(Client::end);
